@@ -2,7 +2,7 @@
 
 One upstream symbol per file. Every file names the symbol, why it must differ and the source it was written for
 (a hash; see guard.py), and has one ``apply()``. Where CUDA is available they do nothing, but for the ones that refuse
-models' own code and that add a field to experiences; once in a process is enough.
+models' own code, bind torch's stores, add a field to experiences and skip updates; once in a process is enough.
 """
 
 import functools
@@ -45,9 +45,21 @@ def apply_training_patches() -> None:
     apply_import_patches()
     if is_without_cuda():
         _prepare_for_cpu()
-    from oger_recipe.patches import experience_steps
+    from oger_recipe.patches import experience_fields, torch_store_address
 
-    experience_steps.apply()
+    torch_store_address.apply()
+    experience_fields.apply()
+
+
+@functools.cache
+@without_garbage_collection()
+def apply_model_patches() -> None:
+    """Do the same for a process that holds a model to train."""
+    apply_training_patches()
+    from oger_recipe.patches import deepspeed_fused_overflow, deepspeed_zero3_overflow
+
+    deepspeed_fused_overflow.apply()
+    deepspeed_zero3_overflow.apply()
 
 
 def _prepare_for_cpu() -> None:
@@ -59,12 +71,10 @@ def _prepare_for_cpu() -> None:
         flash_attn_padding,
         replay_buffer_device,
         torch_cuda_calls,
-        torch_store_address,
         weight_sync_gloo,
     )
 
     torch_cuda_calls.apply()
-    torch_store_address.apply()
     flash_attn_padding.apply()
     deepspeed_compile.apply()
     weight_sync_gloo.apply()
@@ -78,10 +88,12 @@ def _prepare_for_cpu() -> None:
 @without_garbage_collection()
 def apply_engine_patches() -> None:
     """Prepare a vLLM worker process before it builds the model."""
-    if not is_without_cuda():
-        return
-    from oger_recipe.patches import torch_store_address, vllm_linear_weights, weight_sync_gloo
+    from oger_recipe.patches import torch_store_address
 
     torch_store_address.apply()
+    if not is_without_cuda():
+        return
+    from oger_recipe.patches import vllm_linear_weights, weight_sync_gloo
+
     vllm_linear_weights.apply()
     weight_sync_gloo.apply()

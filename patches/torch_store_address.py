@@ -1,11 +1,12 @@
 """torch's stores listen on the address that they are given alone.
 
 Upstream: torch.distributed.rendezvous._create_c10d_store, through which init_process_group makes its TCPStore.
-Why: a TCPStore's server listens on every address of the machine and asks nobody who they are, while everything else
-that a run on one machine starts listens on loopback only. Given a socket that listens already, it takes that.
+Why: a TCPStore's server listens on every address of the machine and asks nobody who they are, with CUDA and without;
+the rest of a run listens on loopback or asks for a token. Given a socket that listens already, it takes that.
 Checked: torch 2.13.0. Needed for as long as a TCPStore for 127.0.0.1 listens elsewhere, too.
 """
 
+import errno
 import functools
 import importlib
 import socket
@@ -19,10 +20,17 @@ SOURCE_SHA256 = "5e4ae7b3a73720833b69a0c76e59d3634b82f2ddf27fce16c355a4aeb12c52f
 
 
 def store(host_name: str, port: int, world_size: int, is_master: bool, **options: Any) -> torch.distributed.TCPStore:
-    """Make a TCPStore whose server, if this process is to have it, listens on ``host_name`` alone."""
+    """Make a TCPStore whose server, if this process is to have it, listens on ``host_name`` alone.
+
+    An address that no interface has (of a NAT, say) cannot be listened on: then it listens everywhere, as upstream.
+    """
     if is_master:
         family = socket.AF_INET6 if ":" in host_name else socket.AF_INET
-        options["master_listen_fd"] = socket.create_server((host_name, port), family=family).detach()
+        try:
+            options["master_listen_fd"] = socket.create_server((host_name, port), family=family).detach()
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
     return torch.distributed.TCPStore(host_name, port, world_size, is_master, **options)
 
 

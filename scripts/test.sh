@@ -2,13 +2,14 @@
 # Installs what is missing, then runs the checks of the project.
 #   bash scripts/test.sh --fast    while you work: style and tests/unit, in less than a minute
 #   bash scripts/test.sh           all but the tests that are marked full: about fourteen minutes on two quiet cores
-#   bash scripts/test.sh --all     every test: those marked full are further runs of the whole pipeline, one after the other
+#   bash scripts/test.sh --all     also those marked full: further runs of the whole pipeline, one after the other
+#   bash scripts/test.sh --long    those marked long alone: what does not fit into .ci/run
 # Further options go to pytest. With paths, all tests of these: bash scripts/test.sh tests/integration/test_docs.py -x
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 tier=default
-if [[ "${1:-}" == --fast || "${1:-}" == --all ]]; then
+if [[ "${1:-}" == --fast || "${1:-}" == --all || "${1:-}" == --long ]]; then
     tier="${1#--}"
     shift
 fi
@@ -52,8 +53,14 @@ check "hadolint" "$bin/hadolint" docker/*.Dockerfile
 check "packages in setup.cfg" packages_are_listed
 check "ruff check" "$bin/ruff" check .
 check "ruff format" "$bin/ruff" format --check .
+[[ "$tier" != fast ]] || check "secret scan" bash scripts/secret_scan.sh --changed
 if [[ "$tier" == fast ]]; then
     check "pytest tests/unit" "$bin/python" -m pytest tests/unit "$@"
+    exit
+fi
+
+if [[ "$tier" == long ]]; then
+    check "pytest" "$bin/python" -m pytest -m long --durations=15 "$@"
     exit
 fi
 
@@ -83,15 +90,20 @@ beside() {
 }
 
 options=(--durations=15 "$@")
-[[ "$tier" == all ]] || options=(-m "not full" "${options[@]}")
+case "$tier" in
+    all) options=(-m "not long" "${options[@]}") ;;
+    default) options=(-m "not full and not long" "${options[@]}") ;;
+esac
 tested() {
     printf '== pytest: %s\n' "$1"
     shift
     "$bin/python" -m pytest "$@" "${options[@]}" || (($? == 5)) # no test is chosen here
 }
-runs=(tests/e2e tests/walks/test_killed_runs.py tests/walks/test_own_data_user.py)
+runs=(tests/e2e tests/walks/test_{killed_runs,own_data_user,restarts}.py)
 rest() {
     check "mypy" "$bin/mypy"
+    check "secret scan" bash scripts/secret_scan.sh
+    [[ "$tier" != all ]] || bash scripts/audit.sh || printf '== audit: packages with known vulnerabilities, see above\n'
     tested "tests/unit, tests/walks" tests/unit tests/walks "${runs[@]/#/--ignore=}"
 }
 beside rest

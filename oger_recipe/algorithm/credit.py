@@ -12,7 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oger_recipe.algorithm.advantage import BASELINES, group_advantage, keep_teacher_nonnegative
+from oger_recipe.algorithm.advantage import (
+    BASELINES,
+    group_advantage,
+    keep_teacher_nonnegative,
+    max_rl_advantage,
+    pass_at_k_advantage,
+)
 from oger_recipe.algorithm.exploration import exploration_bonus
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, solve_rates
 from oger_recipe.algorithm.normalize import batch_normalized
@@ -42,7 +48,16 @@ ESTIMATORS: dict[str, Estimator] = {
         lambda rewards, baseline: group_advantage(rewards, use_std=True, baseline_mask=baseline), scale_invariant=True
     ),
     "dr_grpo": Estimator(lambda rewards, baseline: group_advantage(rewards, use_std=False, baseline_mask=baseline)),
+    "max_rl": Estimator(
+        lambda rewards, baseline: max_rl_advantage(rewards, baseline_mask=baseline),
+        shift_invariant=False,
+        scale_invariant=True,
+    ),
 }
+
+# Right rows (score above 0, bool [groups, n]), the rows that set the baseline and k to advantages [groups, n]: what a
+# row earns besides being right does not count.
+RIGHT_ESTIMATORS: dict[str, Callable[[Tensor, Tensor | None, int], Tensor]] = {"pass_at_k": pass_at_k_advantage}
 
 # Rewards [groups, n] to advantages [groups, n], where all groups are compared with each other. Each source of the
 # reward has been compared within its group before, and the reward is their weighted sum.
@@ -65,7 +80,7 @@ CRITIC_ESTIMATORS = ("gae", *(name for name, each in STEP_ESTIMATORS.items() if 
 def group_estimators() -> list[str]:
     """Name the recipe's estimators, and the user's, that compare the rows of a group, and no group with another."""
     of_steps = [name for name, each in STEP_ESTIMATORS.items() if each.in_group and not each.compares_groups]
-    return [*ESTIMATORS, *of_steps]
+    return [*ESTIMATORS, *RIGHT_ESTIMATORS, *of_steps]
 
 
 def penalise_truncated(rewards: Tensor, truncated: Tensor, penalty: float, fixed: float | None) -> Tensor:
@@ -104,29 +119,56 @@ def earned_bonus(
     )
 
 
-def hybrid_advantages(
-    rewards: Tensor, scores: Tensor, is_teacher: Tensor, *, estimator: str, baseline: str, all_correct_group: str
-) -> Tensor:
-    """Compute advantages [groups, n] of rewards [groups, n], by names of ESTIMATORS, BASELINES and ALL_CORRECT_GROUPS.
+# Scores and the policy's mean entropies over responses (nats) to the advantages of rollouts; all have one shape.
+# None: they are the estimator's. sign_exp_entropy: SRFT's (arXiv 2506.19767).
+ROLLOUT_ADVANTAGES: dict[str, Callable[[Tensor, Tensor], Tensor] | None] = {
+    "estimator": None,
+    "sign_exp_entropy": lambda scores, entropy: torch.where(scores > 0, 0.1 * entropy.exp(), -1.0),
+}
 
-    scores and is_teacher (bool) are [groups, n] too. An estimator of BATCH_ESTIMATORS has no baseline and spares no
-    teacher.
-    Raises ValueError for an unknown name.
+
+def hybrid_advantages(
+    rewards: Tensor,
+    scores: Tensor,
+    is_teacher: Tensor,
+    *,
+    estimator: str,
+    baseline: str,
+    all_correct_group: str,
+    k: int = 1,
+    rollout_advantage: str = "estimator",
+    entropy: Tensor | None = None,
+) -> Tensor:
+    """Compute advantages [groups, n] of rewards [groups, n], by names of ESTIMATORS, BASELINES and ALL_CORRECT_GROUPS,
+    and of ROLLOUT_ADVANTAGES for rows without a teacher.
+
+    scores, is_teacher (bool) and entropy are [groups, n] too; an entropy that is not finite counts as 0. An estimator
+    of BATCH_ESTIMATORS has no baseline and spares no teacher; one of RIGHT_ESTIMATORS takes k, and has none to spare.
+    Both are the rollouts' as well, whatever rollout_advantage is.
+    Raises ValueError for an unknown name, and for a rollout_advantage that reads the entropy where none is given.
     """
     for name, given, known in (
-        ("estimator", estimator, (*ESTIMATORS, *BATCH_ESTIMATORS)),
+        ("estimator", estimator, (*ESTIMATORS, *RIGHT_ESTIMATORS, *BATCH_ESTIMATORS)),
         ("baseline", baseline, BASELINES),
         ("all_correct_group", all_correct_group, ALL_CORRECT_GROUPS),
+        ("rollout_advantage", rollout_advantage, ROLLOUT_ADVANTAGES),
     ):
         if given not in known:
             raise ValueError(f"{name}={given!r} is unknown; valid values: {', '.join(known)}")
     if estimator in BATCH_ESTIMATORS:
         return BATCH_ESTIMATORS[estimator](rewards)
+    if estimator in RIGHT_ESTIMATORS:
+        return RIGHT_ESTIMATORS[estimator](scores > 0, BASELINES[baseline](is_teacher), k)
     advantages = ESTIMATORS[estimator](rewards, BASELINES[baseline](is_teacher))
     if ALL_CORRECT_GROUPS[all_correct_group].spares_teachers:
         solved = solve_rates(scores, ~is_teacher) == 1
         advantages = keep_teacher_nonnegative(advantages, is_teacher & (scores > 0), solved)
-    return advantages
+    own = ROLLOUT_ADVANTAGES[rollout_advantage]
+    if own is None:
+        return advantages
+    if entropy is None:
+        raise ValueError(f"rollout_advantage={rollout_advantage!r} needs the entropy of rollouts")
+    return torch.where(is_teacher, advantages, own(scores, torch.nan_to_num(entropy, 0.0, 0.0, 0.0)))
 
 
 def token_advantages(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -114,14 +115,18 @@ def spread_within_groups(values: Tensor, counted: Tensor) -> float:
     return torch.stack(spreads).mean().item() if spreads else 0.0
 
 
-def scheduled_weight(step: int, *, start: float, end: float, steps: int, schedule: str) -> float:
-    """Return the bonus weight at `step` (from 1): `start` first, `end` from step `steps` on; constant: `start`.
+def scheduled_weight(step: int, *, start: float, end: float, steps: int, schedule: str, warmup: int = 0) -> float:
+    """Return a weight at `step` (from 1): `start` first, `end` from step `steps` on; constant: `start`.
 
     linear and cosine (half a wave) move in between; a schedule of one step has `start` at it and `end` afterwards.
+    With a warm-up the weight grows linearly from 0 to `start`, at step `warmup`, which is the schedule's first.
     Raises ValueError for a schedule outside SCHEDULES.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule={schedule!r} is unknown; valid values: {', '.join(SCHEDULES)}")
+    if step < warmup:
+        return start * step / warmup
+    step -= max(warmup - 1, 0)
     share = SCHEDULES[schedule](min(max((step - 1) / max(steps - 1, 1), 0.0), 1.0))
     return start * (1 - share) + end * share
 
@@ -158,6 +163,57 @@ def exploration_bonus(
     earned = torch.where(fails, opposite, shape_measure(measure, earns, shaping=shaping))
     bonus = earned * ENTROPY_WEIGHTS[weight](entropy) * torch.where(fails, torch.ones_like(reward), reward)
     return torch.where((earns | fails) & ~similarity.isnan(), bonus, torch.zeros_like(bonus))
+
+
+# How rare a right rollout is among those of its group, by exact classes.
+
+
+@dataclass(frozen=True)
+class Uniqueness:
+    """of: c (rows of its class), m (right rows) and n (the policy's rows of the group), and a power, to a value;
+    least: what it is at its lowest, and for a right row that may not earn."""
+
+    of: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    least: float = 0.0
+
+
+# share: 0 for the only class there is. inverse: Uniqueness-Aware RL (arXiv 2601.08763) weighs advantages so; power 1/2
+# is the bonus of outcome-based UCB (arXiv 2509.06941), counted in the group. distinct: DARLING's factor (arXiv
+# 2509.02534), with classes of an exact verifier in place of a trained classifier's.
+UNIQUENESS: dict[str, Uniqueness] = {
+    "share": Uniqueness(lambda c, m, n, power: 1 - c / m),
+    "inverse": Uniqueness(lambda c, m, n, power: c**-power),
+    "distinct": Uniqueness(lambda c, m, n, power: ((n - c) / (n - 1).clamp(min=1)).clamp(min=0.1), least=0.1),
+}
+
+
+def uniqueness(classes: Tensor, earns: Tensor, own: Tensor, *, form: str, power: float = 1.0) -> Tensor:
+    """Compute how rare each row's class is, by a form of UNIQUENESS; tensors are [..., n], a group in the last.
+
+    classes: a number of each row's class; earns (bool): right rows that count and are paid; own (bool): the policy's
+    rows. Others get the form's least and touch no other row.
+    Raises ValueError for an unknown form.
+    """
+    if form not in UNIQUENESS:
+        raise ValueError(f"form={form!r} is unknown; valid values: {', '.join(UNIQUENESS)}")
+    alike = (classes.unsqueeze(-1) == classes.unsqueeze(-2)) & earns.unsqueeze(-2)
+    sizes, right, rows = (mask.sum(dim=-1).float() for mask in (alike, earns, own))
+    values = UNIQUENESS[form].of(sizes.clamp(min=1), right.clamp(min=1).unsqueeze(-1), rows.unsqueeze(-1), power)
+    return torch.where(earns, values, UNIQUENESS[form].least)
+
+
+def unlikeliness(log_probs: Tensor, reward: Tensor, ranked: Tensor, earns: Tensor) -> Tensor:
+    """Compute -R * rank / n of every row; with R and a weight beta it makes R (1 - beta rank / n) (arXiv 2506.02355).
+
+    Tensors are [..., n], a group in the last dimension. rank: how many of the n rows in the mask `ranked` are less
+    likely, equals counting half, so that the least likely one has 0; a row outside the mask `earns` ranks last.
+    """
+    mine, other = log_probs.unsqueeze(-1), log_probs.unsqueeze(-2)
+    less_likely = ((other < mine).double() + 0.5 * (other == mine).double()) * ranked.unsqueeze(-2)
+    n = ranked.sum(dim=-1, keepdim=True).clamp(min=1)
+    # Every row equals itself: that half is taken off.
+    rank = torch.where(earns, less_likely.sum(dim=-1) - 0.5, n - 1)
+    return (-reward * rank / n).float()
 
 
 # From a cosine to a reward: little up to `low`, 1 from `high` on, and growing ever faster in between.

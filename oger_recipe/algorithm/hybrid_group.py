@@ -110,6 +110,13 @@ ALL_CORRECT_GROUPS: dict[str, AllCorrect] = {
 }
 
 
+# is_teacher (bool [groups, n]) to the rows (bool [groups, n]) that stay out of the loss.
+TAUGHT_GROUPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "hybrid": torch.zeros_like,
+    "teachers": lambda is_teacher: ~is_teacher & is_teacher.any(dim=1, keepdim=True),
+}
+
+
 def own_or_all(own: Tensor) -> Tensor:
     """Mark the rows [groups, n] (bool) by which a group is judged: the policy's own, all where it has none.
 

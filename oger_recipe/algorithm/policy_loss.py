@@ -7,29 +7,34 @@ With p = pi_theta(token), r = pi_theta(token) / pi_old(token) and the advantage 
 
 f reshapes the probability that the policy gives to a teacher's token; the teacher's own probability is taken as 1, so
 p stands where the importance ratio would. The gradient flows through p: df/dtheta = f'(p) p dlog(p)/dtheta.
-Two other losses for teacher tokens: PPO's own, as if they were rollouts, and the supervised one beside PPO's.
+Other losses for teacher tokens: PPO's own, as if they were rollouts, and the supervised one, alone or beside LUFFY's.
 The loss of teacher tokens by `teacher_loss`:
 
     reshape: -A f(p), f(p) clamped to off_policy_min_clip and off_policy_max_clip where given. Where teacher_probs
              [B, T], the teacher's own probabilities, is given and above 0, f(p) is p / (teacher_prob + 1e-6)
     ppo:     that of rollout tokens
-    sft:     sft_loss_coef * sum(-log p) / num_teacher_tokens, added to the aggregated loss of the rollout tokens.
-             num_teacher_tokens (default: this batch's) is of the whole optimizer step. num_tokens, and the
-             num_rows of sequence_mean, are then of rollout tokens alone; constant still divides by all rows
+    sft:     sft_loss_coef * sum(-w log p) / num_teacher_tokens, added to rollout_loss_coef times the aggregated loss
+             of the rollout tokens. num_teacher_tokens (default: this batch's) is of the whole optimizer step.
+             num_tokens, and the num_rows of sequence_mean, are then of rollout tokens alone; constant still divides
+             by all rows. w by sft_token_weight, a name of TOKEN_WEIGHTS, carries no gradient
+    reshape_sft: both, the supervised loss added to rollout_loss_coef times the loss that reshape has
 
 all_max_clip: tokens of either kind with p above it are as if outside action_mask, except for totals that are given
 and for the metrics all_clip_fraction and off_policy_token_share, which are shares of all tokens in action_mask.
 Of the metrics, on_policy_*, ppo_kl, approx_kl and clip_fraction are of rollout tokens, the other off_policy_* of
 teacher tokens, whatever teacher_loss is: off_policy_ratio is PPO's under ppo, the unused f(p) under sft; neither is
-clamped.
+clamped. off_policy_loss is without sft_loss_coef, and under reshape_sft without the supervised term.
 ppo_kl is the mean of -d, approx_kl that of e^d - 1 - d (k3, http://joschu.net/blog/kl-approx.html) with
 d = log pi_theta - log pi_old, both over the rollout_tokens that enter the loss.
+rollout_weights [B, T], where given, multiply the losses of rollout tokens, on_policy_loss included
+(algorithm/engine_ratio.py). They change no total.
 loss_units makes steps of reasoning of rollout tokens before they come here: then "rollout token" is a step.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -37,31 +42,54 @@ from torch import Tensor
 from oger_recipe.algorithm.reshape import MAX_LOG_RATIO, reshape_probability, reshape_ratio
 
 _TEACHER_PROB_EPS = 1e-6
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class TeacherLoss:
-    """A loss of teacher tokens.
+    """What teacher tokens are trained by.
 
-    token_loss: (log p, advantage, f(p) within its bounds), all [B, T] and finite, to the loss of each token; None:
-    that of rollout tokens. reshapes: whether it takes f(p). apart: its mean is over teacher tokens alone, and is added
-    to the rollouts' loss with sft_loss_coef; otherwise teacher and rollout tokens are aggregated together.
+    reshapes: -A f(p), aggregated together with the loss of rollout tokens. supervised: -w log p, whose mean is over
+    teacher tokens alone and is added with sft_loss_coef. Neither: the loss of rollout tokens.
     """
 
-    token_loss: Callable[[Tensor, Tensor, Tensor], Tensor] | None
     reshapes: bool = False
-    apart: bool = False
+    supervised: bool = False
+
+    @property
+    def apart(self) -> bool:
+        """Whether teacher tokens are none of those that are aggregated with rollouts."""
+        return self.supervised and not self.reshapes
 
     @property
     def as_rollouts(self) -> bool:
         """Whether teacher tokens are treated as if the policy had sampled them."""
-        return self.token_loss is None
+        return not (self.reshapes or self.supervised)
 
 
 TEACHER_LOSSES: dict[str, TeacherLoss] = {
-    "reshape": TeacherLoss(lambda log_probs, advantages, reshaped: -advantages * reshaped, reshapes=True),
-    "ppo": TeacherLoss(None),
-    "sft": TeacherLoss(lambda log_probs, advantages, reshaped: -log_probs, apart=True),
+    "reshape": TeacherLoss(reshapes=True),
+    "ppo": TeacherLoss(),
+    "sft": TeacherLoss(supervised=True),
+    "reshape_sft": TeacherLoss(reshapes=True, supervised=True),
+}
+
+
+@dataclass(frozen=True)
+class TokenWeight:
+    """A weight w of supervised tokens, from log p [B, T] and the policy's mean entropy (nats) over the row's response
+    [B, 1], both without gradient; the entropy is 0 where reads_entropy is not set and none is known."""
+
+    weight: Callable[[Tensor, Tensor], Tensor]
+    reads_entropy: bool = False
+
+
+TOKEN_WEIGHTS: dict[str, TokenWeight] = {
+    "none": TokenWeight(lambda log_p, entropy: torch.ones_like(log_p)),
+    # CHORD's phi (arXiv 2508.11408)
+    "p_times_1mp": TokenWeight(lambda log_p, entropy: -log_p.exp() * log_p.expm1()),
+    # SRFT's, before its factor of a half (arXiv 2506.19767)
+    "exp_neg_entropy": TokenWeight(lambda log_p, entropy: (-entropy).exp().expand_as(log_p), reads_entropy=True),
 }
 
 
@@ -69,9 +97,11 @@ def hybrid_policy_loss(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, action_mask: Tensor, off_policy_mask: Tensor, *,
     reshape: str = "p_div_p_0.1", reshape_weight: float = 0.1, reshape_power: float = 0.5,
     off_policy_max_clip: float | None = None, off_policy_min_clip: float | None = None,
-    teacher_probs: Tensor | None = None, teacher_loss: str = "reshape", sft_loss_coef: float = 1.0,
+    teacher_probs: Tensor | None = None, teacher_loss: str = "reshape", sft_loss_coef: float | Tensor = 1.0,
+    rollout_loss_coef: float | Tensor = 1.0, sft_token_weight: str = "none", entropy: Tensor | None = None,
     on_policy_reshape: str = "no_reshape", on_policy_reshape_weight: float = 0.1, on_policy_reshape_power: float = 0.5,
     clip_low: float = 0.2, clip_high: float = 0.2, use_clip: bool = True, all_max_clip: float | None = None,
+    rollout_weights: Tensor | None = None,
     aggregation: str = "constant", max_response_length: int | None = None, num_rows: float | Tensor | None = None,
     num_tokens: float | Tensor | None = None, num_teacher_tokens: float | Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
@@ -80,17 +110,22 @@ def hybrid_policy_loss(
     All tensors are [B, T], log-probabilities in nats. Tokens outside action_mask are ignored whatever they hold; those
     inside are the teacher's where off_policy_mask is set. Only log_probs receives a gradient. reshape_probability
     explains `reshape`, reshape_ratio `on_policy_reshape`, aggregate_token_loss `aggregation`, `max_response_length`
-    and the totals, the module the rest. Raises ValueError for differing shapes and for unknown names.
+    and the totals, the module the rest. entropy (nats) is the policy's at each token. Raises ValueError for differing
+    shapes, for unknown names, and for a weight that reads the entropy where none is given.
     """
-    given = () if teacher_probs is None else (teacher_probs,)
+    given = tuple(each for each in (teacher_probs, rollout_weights, entropy) if each is not None)
     _require_one_shape(log_probs, old_log_probs, advantages, action_mask, off_policy_mask, *given)
-    if teacher_loss not in TEACHER_LOSSES:
-        raise ValueError(f"teacher_loss={teacher_loss!r} is unknown; valid values: {', '.join(TEACHER_LOSSES)}")
-    how = TEACHER_LOSSES[teacher_loss]
+    how = _named("teacher_loss", teacher_loss, TEACHER_LOSSES)
+    weigh = _named("sft_token_weight", sft_token_weight, TOKEN_WEIGHTS)
+    if weigh.reads_entropy and entropy is None:
+        raise ValueError(f"sft_token_weight={sft_token_weight!r} needs the entropy of tokens")
     tokens = _tokens(log_probs, old_log_probs, advantages, action_mask, off_policy_mask, all_max_clip)
     as_rollout = tokens.kept if how.as_rollouts else tokens.is_rollout
     rollout_reshaping = (on_policy_reshape, on_policy_reshape_weight, on_policy_reshape_power)
     on, clipped = _rollout_terms(tokens, as_rollout, rollout_reshaping, (clip_low, clip_high) if use_clip else None)
+    if rollout_weights is not None:
+        weights = torch.where(tokens.is_rollout, rollout_weights.detach().to(on.loss.dtype), 1.0)
+        on = replace(on, loss=on.loss * weights)
     bounds = (off_policy_min_clip, off_policy_max_clip) if how.reshapes else (None, None)
     off, unbounded = _teacher_terms(tokens, how, on, (reshape, reshape_weight, reshape_power), bounds, teacher_probs)
     aggregated = partial(
@@ -101,11 +136,14 @@ def hybrid_policy_loss(
         num_tokens=num_tokens,
     )
     if how.apart:
-        taught = tokens.is_teacher.sum() if num_teacher_tokens is None else num_teacher_tokens
-        supervised = sft_loss_coef * _divide(off.loss.sum(), taught)
-        loss = aggregated(on.loss, as_rollout) + supervised
+        loss = aggregated(on.loss, as_rollout)
     else:
         loss = aggregated(torch.where(tokens.is_teacher, off.loss, on.loss), tokens.kept)
+    if how.supervised:
+        supervised = _supervised(tokens, weigh, entropy)
+        taught = tokens.is_teacher.sum() if num_teacher_tokens is None else num_teacher_tokens
+        loss = rollout_loss_coef * loss + sft_loss_coef * _divide(supervised.sum(), taught)
+        off = _Terms(supervised, off.ratio) if how.apart else off
     return loss, _metrics(tokens, on, off, clipped, unbounded, bounds)
 
 
@@ -281,10 +319,20 @@ def _teacher_terms(
         known = mask & (teacher_probs > 0)
         behaviour = torch.where(known, teacher_probs.detach().to(unbounded.dtype), 1.0) + _TEACHER_PROB_EPS
         unbounded = torch.where(known, log_probs.exp() / behaviour, unbounded)
-    if how.token_loss is None:
+    if how.as_rollouts:
         return _Terms(on.loss, on.ratio), unbounded
     ratio = unbounded if bounds == (None, None) else unbounded.clamp(*bounds)
-    return _Terms(torch.where(mask, how.token_loss(log_probs, advantages, ratio), 0.0), ratio), unbounded
+    return _Terms(torch.where(mask, -advantages * ratio, 0.0), ratio), unbounded
+
+
+def _supervised(tokens: _Tokens, weigh: TokenWeight, entropy: Tensor | None) -> Tensor:
+    """Compute -w log p of the teacher's tokens, [B, T], 0 elsewhere."""
+    log_probs = torch.where(tokens.is_teacher, tokens.log_probs, 0.0)
+    of_tokens = torch.zeros_like(log_probs) if entropy is None else entropy
+    counted = tokens.is_action.sum(dim=1, keepdim=True).clamp(min=1)
+    of_rows = torch.where(tokens.is_action, of_tokens.detach().to(log_probs.dtype), 0.0).sum(dim=1, keepdim=True)
+    weights = weigh.weight(log_probs.detach(), of_rows / counted)
+    return torch.where(tokens.is_teacher, -weights * log_probs, 0.0)
 
 
 def _k3(log_ratio: Tensor) -> Tensor:
@@ -302,6 +350,12 @@ def _mean(values: Tensor, mask: Tensor) -> Tensor:
 def _divide(total: Tensor, count: float | Tensor) -> Tensor:
     divisor = torch.as_tensor(count, dtype=total.dtype, device=total.device)
     return total / torch.where(divisor > 0, divisor, 1.0)
+
+
+def _named(key: str, name: str, known: dict[str, _T]) -> _T:
+    if name not in known:
+        raise ValueError(f"{key}={name!r} is unknown; valid values: {', '.join(known)}")
+    return known[name]
 
 
 def _require_one_shape(*tensors: Tensor) -> None:

@@ -18,6 +18,10 @@ class SourceFailed(RecipeError):
     """A source of reward failed on more rows of a step than the user allows; the policy has not seen the step."""
 
 
+class RunFailed(RecipeError):
+    """A run that had begun failed; started again from its newest checkpoint, it may get further."""
+
+
 class RunStopped(Exception):
     """The run ended because it was asked to: after a step, with what it has trained saved."""
 

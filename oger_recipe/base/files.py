@@ -50,6 +50,12 @@ def remove_empty(folder: Path) -> None:
             os.rmdir(path)
 
 
+def nearest_existing(folder: Path) -> Path:
+    """Return the folder, or where it is not there yet, the nearest one above it that is."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
 def to_json(document: Any, *, ensure_ascii: bool = False, **layout: Any) -> str:
     """Write strict JSON. Numbers that are not finite, which it lacks, become null, however deep they lie.
 

@@ -43,4 +43,13 @@ POSITIVE = Range("above 0", 0, low_open=True)
 SHARE = Range("0 to 1", 0, 1)  # also of learning rates
 PART = Range("above 0 and at most 1", 0, 1, low_open=True)
 MOMENTUM = Range("0 or more and below 1", 0, 1, high_open=True)
+# Rewards are compared in float32, where squares of larger ones, summed over a batch, are no longer finite.
+REWARD = Range("-1e12 to 1e12", -1e12, 1e12)
 SEED = Range("0 to 4294967295", 0, 2**32 - 1)  # what NumPy takes
+
+
+def reward_fault(number: float) -> str | None:
+    """Say what is wrong with a reward, behind "which is"; None where nothing is."""
+    if number in REWARD:
+        return None
+    return f"outside of {REWARD.text}, where rewards have to be" if math.isfinite(number) else "not finite"

@@ -5,10 +5,18 @@ from typing import Any
 
 import torch
 
-from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, STEP_ESTIMATORS, group_estimators
+from oger_recipe.algorithm.credit import (
+    BATCH_ESTIMATORS,
+    CRITIC_ESTIMATORS,
+    ESTIMATORS,
+    STEP_ESTIMATORS,
+    group_estimators,
+)
+from oger_recipe.algorithm.engine_ratio import EngineCorrection
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.algorithm.reshape import reshape_probability
 from oger_recipe.base.errors import RecipeError
+from oger_recipe.checks.estimators import estimator_problems
 from oger_recipe.grading.verifiers import look_in
 from oger_recipe.rewards.compose import ON_ERROR, by_steps_problem
 from oger_recipe.rewards.kinds import kind_of
@@ -27,6 +35,7 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     oger = OgerSettings.of(value)
     yield from _loss(oger.loss)
     yield from _ratio_of_steps(value["algo.advantage.estimator"], oger.loss)
+    yield from _engine_correction(value)
     yield from _value_head(value, oger.critic)
     yield from _kl_and_template(value, oger)
     yield from _adaptive_kl(value)
@@ -34,7 +43,9 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     yield from _prefixes(value["rollout.n_samples_per_prompt"], oger.teachers, oger.prefix)
     yield from _replacement(oger)
     yield from _baselines(value, oger)
+    yield from estimator_problems(value, oger)
     yield from _truncation(value["reward.stop_properly_penalty_coef"], oger.advantage)
+    yield from _overlong(value)
     yield from _sources(value, oger)
     yield from _steps(value, oger)
 
@@ -79,6 +90,9 @@ def _loss(loss: LossSettings) -> Iterator[str]:
             "oger.on_policy_reshape logp starts at 0, and clipping would raise it to 1 - eps: set "
             "oger.loss_remove_clip"
         )
+    for key in ("sft_loss_coef", "sft_loss_coef_end"):
+        if loss.sft_loss_mixture and getattr(loss, key) > 1:
+            yield f"oger.{key} {getattr(loss, key)} with oger.sft_loss_mixture is a share: use 0 to 1"
 
 
 _BY_TOKEN = ("gae", "tppo")  # estimators whose advantages differ within a step of reasoning
@@ -100,6 +114,43 @@ def _ratio_of_steps(estimator: str, loss: LossSettings) -> Iterator[str]:
         yield (
             f"oger.{key} goes by the probability of single tokens, but oger.ratio_level step weighs each step of "
             "a rollout as a whole: leave it out, or use oger.ratio_level token"
+        )
+
+
+def _engine_correction(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what keeps the loss from being corrected for the engine."""
+    level, mode, gating, threshold = (
+        value[f"algo.advantage.is_correction_{key}"] for key in ("level", "mode", "gating", "threshold")
+    )
+    if level == "off":
+        return
+    if len(threshold) > 2:
+        yield f"algo.advantage.is_correction_threshold has {len(threshold)} numbers: give LOW HIGH, or HIGH alone"
+        return
+    correction = EngineCorrection.named(level, mode, gating, threshold)
+    assert correction is not None
+    bounds = f"algo.advantage.is_correction_threshold {' '.join(f'{each:g}' for each in threshold)}"
+    if correction.clips and (correction.by_sequence or gating != "ratio"):
+        yield (
+            "algo.advantage.is_correction_mode clip bounds the ratio of each token: it needs is_correction_level "
+            "token and is_correction_gating ratio; or use is_correction_mode mask"
+        )
+    if gating != "ratio" and correction.low > 0:
+        yield f"{bounds}: {gating} is a distance, with an upper bound alone: give one number, such as 0.05"
+    if gating == "ratio" and not correction.low <= 1 <= correction.high:
+        yield f"{bounds} excludes 1, the ratio of a token on which engine and policy agree: use 0.5 5, for example"
+    for flag, is_part in (("rollout.top_p", value["rollout.top_p"] < 1), ("oger.top_k", value["oger.top_k"] > 0)):
+        if is_part:
+            yield (
+                f"algo.advantage.is_correction_level {level} cannot be used with {flag} {value[flag]}: the engine's "
+                "log-probabilities are then of a part of the vocabulary, the policy's of all of it, and their ratio "
+                f"says nothing of the engine: use {flag} {'1' if flag == 'rollout.top_p' else '-1'}, or leave the "
+                "correction off"
+            )
+    if value["oger.ratio_level"] == "step":
+        yield (
+            f"algo.advantage.is_correction_level {level} weighs tokens, but oger.ratio_level step has one loss for "
+            "each step of reasoning: use oger.ratio_level token, or leave the correction off"
         )
 
 
@@ -181,6 +232,12 @@ def _replacement(oger: OgerSettings) -> Iterator[str]:
             f"oger.all_correct_group {teachers.all_correct_group} keeps teachers out of solved groups, but with "
             "oger.n_prefix or without oger.replace_after_rm they enter before grading: use keep or clip"
         )
+    if teachers.teacher_gate < 1 and oger.teachers_enter_in_rollout:
+        yield (
+            f"oger.teacher_gate {teachers.teacher_gate} goes by the graded rollouts of a group, but with "
+            "oger.n_prefix or without oger.replace_after_rm teachers enter before grading: use oger.teacher_gate 1, "
+            "or oger.n_prefix 0 and oger.replace_after_rm"
+        )
 
 
 def _baselines(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
@@ -188,6 +245,13 @@ def _baselines(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     solved, ours = oger.teachers.all_correct_group, _listed([*ESTIMATORS])
     if ALL_CORRECT_GROUPS[solved].spares_teachers and estimator not in ESTIMATORS:
         yield f"oger.all_correct_group {solved} is for {ours}, not {estimator}: use keep, online or skip"
+    if oger.advantage.rollout_advantage != "estimator" and estimator not in ESTIMATORS:
+        yield f"oger.rollout_advantage {oger.advantage.rollout_advantage} is for {ours}, not {estimator}"
+    if oger.teachers.taught_group == "teachers" and estimator in CRITIC_ESTIMATORS:
+        yield (
+            f"oger.taught_group teachers leaves rollouts out, from which the critic of {estimator} learns: use "
+            "hybrid, or an estimator without a critic"
+        )
     if oger.advantage.advantage_baseline != "rollouts":
         return
     if estimator not in group_estimators():
@@ -218,6 +282,15 @@ def _truncation(stop_properly: float | None, advantage: AdvantageSettings) -> It
         yield (
             "reward.stop_properly_penalty_coef and oger.non_stop_* both change the reward of truncated rollouts; "
             "choose one"
+        )
+
+
+def _overlong(value: Mapping[str, Any]) -> Iterator[str]:
+    longest, buffer = value["rollout.max_new_tokens"] or value["data.max_len"], value["reward.overlong_buffer_len"]
+    if buffer is not None and buffer > longest:
+        yield (
+            f"reward.overlong_buffer_len {buffer:g} is above the {longest} tokens that a response may have "
+            "(rollout.max_new_tokens), of which it is the last part: use a smaller one"
         )
 
 

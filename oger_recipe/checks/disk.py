@@ -4,7 +4,8 @@ Of a policy with N parameters, in bytes, without what is small beside it:
 
     final model      2 N      in ckpt.output_dir
     checkpoint      14 N      in ckpt.path: weights of 16 bits, weights and two moments of 32 bits; none of it with
-                              ckpt.disable_ds; as much again of a critic
+                              ckpt.disable_ds; as much again of a critic. With ds.lora.rank 2 N, and 14 of each
+                              parameter of the adapters
                      2 N      beside it with ckpt.save_hf
     supervised       2 N      in the run folder with oger.sft.epochs
     samples          4 T      in the run folder, of each step that oger.samples_steps has written: T tokens, of all its
@@ -22,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
-from oger_recipe.checks.memory import Shape
+from oger_recipe.base.files import nearest_existing
+from oger_recipe.checks.memory import Shape, shape_of, trained_parameters
 from oger_recipe.run_folder.records import writes_samples
 
 _GB = 1024**3  # as ckpt.max_mem counts
@@ -41,7 +43,18 @@ def checkpoint_bytes(value: Mapping[str, Any], policy: Shape, critic: Shape | No
     critic = critic if value["algo.advantage.estimator"] in CRITIC_ESTIMATORS else None
     states = 0 if value["ckpt.disable_ds"] else 14
     weights = 2 if value["ckpt.save_hf"] else 0
-    return policy.parameters * (states + weights) + (states * critic.parameters if critic else 0)
+    frozen = 0 if value["ckpt.disable_ds"] or not value["ds.lora.rank"] else 2 * policy.parameters
+    of_policy = weights * policy.parameters + states * trained_parameters(value, policy) + frozen
+    return of_policy + (states * critic.parameters if critic else 0)
+
+
+def sizes(value: Mapping[str, Any]) -> dict[str, float]:
+    """Estimate the bytes of a checkpoint and of the final model; nothing where the policy's shape is not known."""
+    policy = shape_of(value["actor.model_name_or_path"])
+    if policy is None:
+        return {}
+    critic = shape_of(value["critic.model_name_or_path"] or value["actor.model_name_or_path"])
+    return {"checkpoint": checkpoint_bytes(value, policy, critic), "model": 2.0 * policy.parameters}
 
 
 def written(
@@ -101,7 +114,7 @@ def by_disk(folders: Mapping[Path, Written]) -> dict[Path, Written]:
     """Add up what the folders on one disk take; a disk is named by the nearest folder that exists."""
     disks: dict[int, tuple[Path, Written]] = {}
     for folder, each in folders.items():
-        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        there = nearest_existing(folder)
         device = os.stat(there).st_dev
         first, before = disks.get(device, (there, Written(0, 0)))
         disks[device] = first, Written(before.surely + each.surely, before.at_most + each.at_most)

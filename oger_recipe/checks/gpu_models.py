@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oger_recipe.algorithm.health import Agreement
+from oger_recipe.algorithm.engine_agreement import Agreement
 from oger_recipe.base.cpu import CPU_ENVIRONMENT
 from oger_recipe.base.files import to_json
 from oger_recipe.checks.gpu_here import Here, Numbers, require

@@ -1,6 +1,7 @@
 """How much memory a run will take: an estimate before anything is loaded.
 
-Of a policy with N parameters, trained by P ranks, each in bytes, and no formula where it can be counted:
+Of a policy with N parameters, trained by P ranks, each in bytes, and no formula where it can be counted. With
+ds.lora.rank, N is that of the adapters for all but weights, reference and engine:
 
     weights        2 N        16 bits; over P with ds.zero_stage 3
     gradients      2 N        over P from ds.zero_stage 2 on; with ds.grad_accum_dtype fp32 4 N / P at stage 3, and at
@@ -111,7 +112,10 @@ def estimate(value: Mapping[str, Any], shape: Shape, critic: Shape | None = None
         critic=_trained(value, critic or shape, _critic_ranks(value), 0) if has_critic else {},
         reference=0 if sharded and value["ref.offload"] else reference,
         offloaded_reference=reference if sharded and value["ref.offload"] else 0,
-        offloaded=value["ds.adam_offload"] * (_ADAM + 4) * shape.parameters / _shards(value, policy_ranks(value)),
+        offloaded=value["ds.adam_offload"]
+        * (_ADAM + 4)
+        * trained_parameters(value, shape)
+        / _shards(value, policy_ranks(value)),
         engine_weights=2 * shape.parameters / value["vllm.tensor_parallel_size"],
         kv_cache_per_token=shape.kv_bytes_per_token / value["vllm.tensor_parallel_size"],
     )
@@ -119,19 +123,26 @@ def estimate(value: Mapping[str, Any], shape: Shape, critic: Shape | None = None
 
 def _trained(value: Mapping[str, Any], shape: Shape, ranks: int, head: float) -> dict[str, float]:
     """Estimate the bytes of a trained model on each rank; ``head``: those of the output layer."""
-    stage, count, fp32 = value["ds.zero_stage"], shape.parameters, value["ds.grad_accum_dtype"] == "fp32"
+    stage, fp32 = value["ds.zero_stage"], value["ds.grad_accum_dtype"] == "fp32"
+    count, trained = shape.parameters, trained_parameters(value, shape)
     gradient = {1: 6, 3: 4}.get(stage, 2) if fp32 else 2
     buckets = 0 if stage == 0 else 2 if stage < 3 and value["ds.overlap_comm"] else 1
     gathered = min(count, LIVE) if stage == 3 else 0
     held = _held(value, shape)
     return {
         "weights": 2 * count / (ranks if stage == 3 else 1),
-        "gradients": gradient * count / (ranks if stage >= 2 else 1),
-        "Adam": 0 if value["ds.adam_offload"] else _ADAM * count / _shards(value, ranks),
-        "buffers": 2 * (buckets * min(count, BUCKET) + gathered),
+        "gradients": gradient * trained / (ranks if stage >= 2 else 1),
+        "Adam": 0 if value["ds.adam_offload"] else _ADAM * trained / _shards(value, ranks),
+        "buffers": 2 * (buckets * min(trained, BUCKET) + gathered),
         **({"activations": held.kept} if held else {}),
-        "backward": max(held.passing if held else 0, head, 4 * count / _shards(value, ranks)),
+        "backward": max(held.passing if held else 0, head, 4 * trained / _shards(value, ranks)),
     }
+
+
+def trained_parameters(value: Mapping[str, Any], shape: Shape) -> int:
+    """Count the parameters that have gradients: all, or those of adapters (ds.lora.rank), where files tell."""
+    rank = value["ds.lora.rank"]
+    return model_files.adapter_parameters(Path(shape.folder), rank) if rank and shape.folder else shape.parameters
 
 
 def _shards(value: Mapping[str, Any], ranks: int) -> int:
@@ -234,9 +245,11 @@ def _judges_in_main_memory(value: Mapping[str, Any]) -> float:
 
 
 def surely_taken(value: Mapping[str, Any], shape: Shape) -> float:
-    """Return the least bytes on a policy rank, whatever settings and libraries do: weights, and Adam's states."""
+    """Return the least bytes on a policy rank, whatever settings and libraries do: weights, and Adam's states of a
+    policy that is trained whole."""
     ranks, stage = policy_ranks(value), value["ds.zero_stage"]
-    adam = 0 if value["ds.adam_offload"] or value["actor.optim"] != "adam" else _ADAM / _shards(value, ranks)
+    is_elsewhere = value["ds.adam_offload"] or value["actor.optim"] != "adam" or value["ds.lora.rank"]
+    adam = 0 if is_elsewhere else _ADAM / _shards(value, ranks)
     return shape.parameters * (2 / (ranks if stage == 3 else 1) + adam)
 
 

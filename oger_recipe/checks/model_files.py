@@ -25,10 +25,21 @@ def fault(folder: Path, *, language_model: bool = False, own_code: bool = False)
     return _unknown(config, language_model, own_code) or next(_faults_of_weights(folder), None)
 
 
+def is_pickled(folder: Path) -> bool:
+    """Say whether the weights are pickle alone, which is read with weights_only; where both are, safetensors is."""
+    return not any(folder.glob("*.safetensors")) and any(folder.glob("pytorch_model*.bin"))
+
+
 def parameters(folder: Path) -> int | None:
     """Count a model's parameters by the heads of its safetensors files; None where it has none."""
     tensors = [tensor for file in folder.glob("*.safetensors") for tensor in _tensors(file)]
     return sum(math.prod(tensor["shape"]) for tensor in tensors) or None
+
+
+def adapter_parameters(folder: Path, rank: int) -> int:
+    """Count the parameters of LoRA adapters of all matrices, at most: r (rows + columns) each."""
+    shapes = [tensor["shape"] for file in folder.glob("*.safetensors") for tensor in _tensors(file)]
+    return sum(rank * sum(shape) for shape in shapes if len(shape) == 2)
 
 
 def _unknown(config: dict[str, Any], language_model: bool, own_code: bool) -> str | None:

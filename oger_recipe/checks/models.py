@@ -9,7 +9,7 @@ from oger_recipe.base import hub, remote_code
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.checks.job import OK, PROBLEM, WARNING, Finding, Found, Job
 from oger_recipe.checks.machine import judge_engines
-from oger_recipe.checks.model_files import fault
+from oger_recipe.checks.model_files import fault, is_pickled
 from oger_recipe.checks.model_loading import problems_of
 from oger_recipe.lab.built_in_models import PRMS
 from oger_recipe.rewards.kinds.entries import models_of, sources_of
@@ -31,6 +31,12 @@ def model_files(job: Job) -> Found:
         wrong = fault(Path(model), language_model=where.startswith("actor"), own_code=value[remote_code.SETTING])
         if wrong:
             yield Finding(PROBLEM, f"{where}: {model} cannot be loaded: {wrong}")
+        elif is_pickled(Path(model)):
+            yield Finding(
+                WARNING,
+                f"{where}: the weights of {model} are pickle files (.bin), of which only tensors are read; "
+                "safetensors can hold no code: from_pretrained(...).save_pretrained(...) of transformers writes it",
+            )
         else:
             yield Finding(OK, f"{where}: configuration and files of {model} are complete")
 

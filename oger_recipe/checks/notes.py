@@ -50,7 +50,7 @@ def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
             "evaluation is greedy (eval.temperature 0 or oger.eval.top_k 1), which gives the same answer every time, "
             f"so one sample is drawn, not eval.n_samples_per_prompt {samples}, and avg@1 is reported"
         )
-    remarks += [*_of_steps(value, oger), *_of_worst(value, oger)]
+    remarks += [*_of_steps(value, oger), *_of_worst(value, oger), *_of_filter(value, oger)]
     if value["rollout.top_p"] < 1 or value["oger.top_k"] > 0:
         remarks.append(
             "rollouts are sampled from a part of the vocabulary (rollout.top_p, oger.top_k), but the policy's "
@@ -99,6 +99,20 @@ def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> I
         if (kind_of(entry) or Keys).is_bonus and not oger.bonus.is_on:
             yield f"oger.reward.sources: {entry['name']!r} adds nothing: oger.bonus_weight is 0"
     yield from _steps_unpaid(oger, value["algo.advantage.estimator"])
+
+
+def _of_filter(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    """Yield a sentence where dynamic filtering can be certain of no group (pipeline/controller/refill.py)."""
+    low, high = value["algo.dynamic_filtering_range"]
+    charges = [
+        flag for flag in ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef") if value[flag] is not None
+    ]
+    charges += ["oger.reward.sources"] * any(not (kind.is_rule or kind.is_bonus) for kind in oger.reward.kinds)
+    if value["algo.dynamic_filtering_enable"] and low == 0 and high == 1 and charges:
+        yield (
+            f"algo.dynamic_filtering_enable leaves no group out: with {' and '.join(charges)} the rewards of equally "
+            "right rollouts may differ; to filter by the solve rate set algo.dynamic_filtering_range 0.01 0.99"
+        )
 
 
 def _steps_unpaid(oger: OgerSettings, estimator: str) -> Iterator[str]:

@@ -27,6 +27,11 @@ from oger_recipe.checks.memory import (
     swap,
 )
 
+_NO_TOKEN = (
+    "whoever reaches its ports can run code as its user; start it with RAY_AUTH_MODE=token and one RAY_AUTH_TOKEN "
+    "on every node, and set both here"
+)
+
 
 def gpus(job: Job) -> Found:
     import torch
@@ -36,6 +41,8 @@ def gpus(job: Job) -> Found:
         yield Finding(PROBLEM, here.no_answer)
     elif here.cluster:
         yield Finding(OK, f"those of {here}; runs use {'the CPU' if here.cpu else 'GPUs'}")
+        if os.environ.get("RAY_AUTH_MODE") != "token" and not here.cluster.startswith(("127.", "localhost:", "[::1]")):
+            yield Finding(WARNING, f"the Ray cluster at {here.cluster} asks for no token: {_NO_TOKEN}")
     elif job.cpu:
         cores = len(os.sched_getaffinity(0))
         yield Finding(OK, f"none; runs use the CPU: {cores} cores and {readable(main_memory())}")

@@ -47,7 +47,8 @@ def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = 
     own = register(value["algo.advantage.estimator"], OgerSettings.of(value))
     problems = [*out_of_range(value, where), *secret_problems(value), *own]
     problems += [] if problems else _lengths_and_batches(value, where or {})  # it divides by the sizes
-    return [*problems, *combination_problems(value), *grading_problems(value), *_unsupported(value), *_paths(value)]
+    problems += [*combination_problems(value), *grading_problems(value)]
+    return [*problems, *_unsupported(value), *_adapters(value), *_paths(value)]
 
 
 def _lengths_and_batches(value: Mapping[str, Any], where: Mapping[str, str]) -> Iterator[str]:
@@ -128,24 +129,40 @@ _UNSUPPORTED = {
     ),
     "train.partial_rollout_enable": (False, "it needs asynchronous training, which is not supported; leave it off"),
     "train.agent_func_path": (None, "rewards and groups come from the recipe; use reward.remote_url"),
-    "algo.advantage.is_correction_level": (
-        "off",
-        "the hybrid loss has no engine correction (and with rollout.top_p below 1 it would be biased: the engine's "
-        "log-probabilities are of the nucleus, the policy's of the full vocabulary); leave it off",
-    ),
     "actor.policy_loss_type": ("ppo", "the hybrid loss is a loss of tokens; leave it at ppo"),
     "actor.dual_clip": (None, "the hybrid loss has no dual clip; leave it unset"),
     "actor.loss_agg_mode": ("token-mean", "the hybrid loss has its own; use oger.loss_aggregation"),
-    "ds.lora.rank": (
-        0,
-        "vLLM does not know the names under which OpenRLHF sends adapters, and the first update would crash the run; "
-        "train all weights (ds.zero_stage 3 and ds.adam_offload save memory)",
-    ),
     "data.prompt_probs": (
         None,
         "mix the datasets into one file first; give data.prompt_dataset without probabilities",
     ),
 }
+
+
+_NOT_ADAPTED = ("embed_tokens", "lm_head")  # of some models they are one weight
+
+
+def _adapters(value: Mapping[str, Any]) -> Iterator[str]:
+    if not value["ds.lora.rank"]:
+        return
+    targets = value["ds.lora.target_modules"]
+    named = sorted({*([targets] if isinstance(targets, str) else targets or ())} & {*_NOT_ADAPTED})
+    needs = {
+        "ds.load_in_4bit": (
+            value["ds.load_in_4bit"],
+            "weights of 4 bits cannot take up the adapter",
+        ),
+        "ds.tensor_parallel_size above 1": (value["ds.tensor_parallel_size"] > 1, "its layers would be split"),
+        "train.enable_ema": (value["train.enable_ema"], "OpenRLHF's average has no adapters"),
+        f"algo.advantage.estimator {value['algo.advantage.estimator']}": (
+            value["algo.advantage.estimator"] in CRITIC_ESTIMATORS,
+            "of the critic's new head only an adapter would be trained; choose an estimator without a critic",
+        ),
+        f"ds.lora.target_modules {' '.join(named)}": (named, "input and output layer are trained whole or not at all"),
+    }
+    for what, (is_set, reason) in needs.items():
+        if is_set:
+            yield f"ds.lora.rank {value['ds.lora.rank']} cannot be used with {what}: {reason}"
 
 
 _POLYNOMIAL_END = 1e-7  # where transformers' polynomial schedule ends

@@ -1,4 +1,4 @@
-"""``oger eval MODEL --benchmark NAME[=FILE] ...``: avg@n, pass@k and maj@k of a model on benchmarks."""
+"""``oger eval MODEL --benchmark NAME[=FILE] ...``: avg@n, pass@k, maj@k and distinct@k of a model on benchmarks."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "oger eval",
         description="Samples answers to benchmarks with vLLM, grades them, and writes the answers and a table of "
-        "avg@n, pass@k and maj@k. A second call with the same settings continues where the first one stopped, and "
-        "adds benchmarks and samples. Any setting of a run can follow as its flag, e.g. --oger.math_rule deepscaler.",
+        "avg@n, pass@k, maj@k and distinct@k. A second call with the same settings continues where the first one "
+        "stopped, and adds benchmarks and samples. Any setting of a run can follow as its flag, e.g. "
+        "--oger.math_rule deepscaler.",
         allow_abbrev=False,
     )
     parser.add_argument("model", help="folder or hub name of the model")

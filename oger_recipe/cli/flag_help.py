@@ -33,9 +33,10 @@ OPENRLHF_SECTIONS = {
 OGER_SECTIONS = {section.title: section for section in SECTIONS}
 
 _USAGE = """\
-usage: oger train --recipe FILE [flags]          train by a recipe file; flags override it
-       oger train --recipe FILE --dry-run        check it and print the plan
-       oger train --help SECTION                 a section's flags, or all that begin with a word
+usage: oger train --recipe FILE [flags]            train by a recipe file; flags override it
+       oger train --recipe FILE --dry-run          check it and print the plan
+       oger train --recipe FILE --max-restarts N  resume the run after a failure, up to N times
+       oger train --help SECTION                   a section's flags, or all that begin with a word
 
   oger train --recipe countdown_cpu.yaml                        OGER on this machine's CPU
   oger train --recipe countdown_cpu --rollout.temperature 0.9   a shipped recipe

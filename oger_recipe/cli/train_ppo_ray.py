@@ -18,6 +18,7 @@ from oger_recipe.base.machine import Machine, machine
 from oger_recipe.base.secrets import SECRETS, hide_secret, hide_secrets
 from oger_recipe.checks.settings import out_of_range
 from oger_recipe.convert.foreign import recognised_flags
+from oger_recipe.run.supervision import Supervised
 from oger_recipe.settings.derived import two_step_sizes, with_verifier_path, without_outdone
 from oger_recipe.settings.parser import build_parser
 from oger_recipe.settings.recipe_file import read_recipe
@@ -98,7 +99,7 @@ def _one_by_one(
 
 def _unknown(flag: str, parser: argparse.ArgumentParser) -> str:
     name = flag.partition("=")[0]
-    if sentence := gone(name.removeprefix("--")):
+    if sentence := gone(name.removeprefix("--").removeprefix("no-")):
         return sentence
     near = difflib.get_close_matches(name, parser._option_string_actions, n=1, cutoff=0.5)
     is_secret = any(secret in near[0] for secret in SECRETS) if near else False  # then its value is not shown
@@ -121,7 +122,12 @@ def _help(parser: argparse.ArgumentParser, words: list[str]) -> str:
 
 
 def main(
-    argv: list[str] | None = None, recipe: Path | None = None, *, dry_run: bool = False, overwrite: bool = False
+    argv: list[str] | None = None,
+    recipe: Path | None = None,
+    *,
+    dry_run: bool = False,
+    overwrite: bool = False,
+    supervisor: Supervised | None = None,
 ) -> None:
     flags = sys.argv[1:] if argv is None else argv
     try:
@@ -140,8 +146,10 @@ def main(
         from oger_recipe.run.training import train
 
         job = Job.of(settings, recipe, cpu=cpu, overwrite=overwrite)
-        train(job, parser, dry_run=dry_run, overwrite=overwrite)
+        train(job, parser, dry_run=dry_run, overwrite=overwrite, supervisor=supervisor)
     except RecipeError as error:
+        if supervisor is not None and supervisor.takes(error):
+            sys.exit(1)
         sys.exit(f"oger train: {error}")
 
 

@@ -14,8 +14,9 @@ from oger_recipe.data.sources import made_of_records
 
 @dataclass(frozen=True)
 class Response:
-    """entropy: the policy's at oger.entropy_position (nats; nan: not known); truncated: it ended at its longest;
-    response_length: its tokens (None: not known).
+    """entropy: the policy's at oger.entropy_position (nats; nan: not known); log_prob: of the whole response by the
+    policy that sampled it (nan: not known); truncated: it ended at its longest; response_length: its tokens (None: not
+    known).
 
     Samples of a run also say off_policy: it is, or begins as, a teacher's, whose source is named; replaced: a teacher
     took its place, and it was not trained.
@@ -30,6 +31,7 @@ class Response:
     off_policy: bool = False
     source: str | None = None
     replaced: bool = False
+    log_prob: float = math.nan
 
 
 def read_responses(path: Path, uids: Collection[str], rows: str) -> list[Response]:
@@ -58,11 +60,7 @@ def _response(record: Any, where: str) -> Response:
         raise RecipeError(f"{where}: 'uid' must be a non-empty string, found {shown(uid)}")
     if not isinstance(text, str):
         raise RecipeError(f"{where}: 'text' must be a string, found {shown(text)}")
-    entropy = record.get("entropy")
-    if entropy is None:
-        entropy = math.nan
-    elif isinstance(entropy, bool) or not isinstance(entropy, int | float) or not math.isfinite(entropy):
-        raise RecipeError(f"{where}: 'entropy' must be a number, found {shown(entropy)}")
+    numbers: dict[str, Any] = {name: _number(record.get(name), name, where) for name in ("entropy", "log_prob")}
     tokens = record.get("response_length")
     if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0):
         raise RecipeError(f"{where}: 'response_length' must be a whole number of tokens, found {shown(tokens)}")
@@ -70,4 +68,13 @@ def _response(record: Any, where: str) -> Response:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise RecipeError(f"{where}: '{name}' must be true or false, found {shown(value)}")
-    return Response(where, uid, text, float(entropy), source=record.get("source"), response_length=tokens, **flags)
+    return Response(where, uid, text, source=record.get("source"), response_length=tokens, **numbers, **flags)
+
+
+def _number(value: Any, name: str, where: str) -> float:
+    """Read a number that may be missing, then nan."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RecipeError(f"{where}: '{name}' must be a number, found {shown(value)}")
+    return float(value)

@@ -37,6 +37,9 @@ def model_location(model: str) -> str:
 class TrajectoryEncoder(Encoder):
     """A sentence-transformers model in this process.
 
+    Texts of one padded length share a batch: how far a text is padded changes its vector's last bits, and so depends
+    on that text alone. A vector is then the same whatever it is encoded with, and in which order texts come.
+
     It reads at most min(settings.max_tokens, the model's own limit) tokens at a time, special tokens included.
 
     Raises:
@@ -83,9 +86,13 @@ class TrajectoryEncoder(Encoder):
         return mean_direction(unit_rows(vectors), owners, len(texts)), {}
 
     def _embed_cut(self, texts: list[str]) -> torch.Tensor:
-        """Embed what the tokenizer leaves of each text at its truncation side: [n, d]; shortest batches last."""
-        vectors = self._model.encode(texts, batch_size=self.batch_size, show_progress_bar=False)
-        return torch.from_numpy(vectors).float()
+        """Embed what the tokenizer leaves of each text at its truncation side, [n, d], without any padding."""
+        vectors = torch.empty(len(texts), self.dimension)
+        for rows in _by_length([min(length, self._longest) for length in self._lengths(texts)]).values():
+            members = [texts[row] for row in rows]
+            of_rows = self._model.encode(members, batch_size=self.batch_size, show_progress_bar=False)
+            vectors[rows] = torch.from_numpy(of_rows).float()
+        return vectors
 
     def _embed_chunks(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Embed consecutive windows of the texts' tokens: [P, d], and [P] with the text of each.
@@ -93,16 +100,18 @@ class TrajectoryEncoder(Encoder):
         Windows are of token ids: the text of a window may have other tokens than it had within the whole.
         """
         tokenizer = self._model.tokenizer
-        limit = self._model.max_seq_length
+        limit = self._longest + tokenizer.num_special_tokens_to_add()
         windows = dict(tokenizer(texts, truncation=True, max_length=limit, return_overflowing_tokens=True))
         owners = windows.pop("overflow_to_sample_mapping")
-        longest_first = sorted(range(len(owners)), key=lambda row: -len(windows["input_ids"][row]))
         vectors = torch.empty(len(owners), self.dimension)
-        for start in range(0, len(owners), self.batch_size):
-            rows = longest_first[start : start + self.batch_size]
-            batch = {name: [values[row] for row in rows] for name, values in windows.items()}
-            features = tokenizer.pad(batch, return_tensors="pt").to(self._model.device)
-            vectors[rows] = self._model(dict(features))["sentence_embedding"].float().cpu()
+        lengths = [min(_padded(len(tokens)), limit) for tokens in windows["input_ids"]]
+        for length, of_length in _by_length(lengths).items():
+            for start in range(0, len(of_length), self.batch_size):
+                rows = of_length[start : start + self.batch_size]
+                batch = {name: [values[row] for row in rows] for name, values in windows.items()}
+                features = tokenizer.pad(batch, padding="max_length", max_length=length, return_tensors="pt")
+                output = self._model(dict(features.to(self._model.device)))
+                vectors[rows] = output["sentence_embedding"].float().cpu()
         return vectors, torch.tensor(owners)
 
     def _check_room(self) -> None:
@@ -120,3 +129,17 @@ class TrajectoryEncoder(Encoder):
                 f"{self.settings.model} puts more than its special tokens around a text, so that long texts can only "
                 f"be cut at their end: set head, not {self.settings.long_texts}"
             )
+
+
+def _by_length(lengths: list[int]) -> dict[int, list[int]]:
+    """Group positions by their length, longest first: what needs most memory comes first."""
+    rows: dict[int, list[int]] = {length: [] for length in sorted(set(lengths), reverse=True)}
+    for row, length in enumerate(lengths):
+        rows[length].append(row)
+    return rows
+
+
+def _padded(tokens: int) -> int:
+    """Round a length up to one of four in each doubling, and a multiple of 8: few lengths, little padding."""
+    step = 1 << max(tokens.bit_length() - 3, 3)
+    return -(-tokens // step) * step

@@ -21,7 +21,8 @@ SETTINGS = "settings.json"
 
 # A line of answers/<benchmark>.jsonl, one for each sampled answer, the same from `oger eval` and from a training run:
 # uid, benchmark, sample (0 to n-1), prompt (as sent), text (without special tokens), answer (the reference), score,
-# reward, format, extracted, reason, components, response_length (tokens), truncated, graded (false: it failed).
+# reward, format, extracted, reason, components, solution (where the verifier says one), response_length (tokens),
+# truncated, graded (false: it failed).
 Record = dict[str, Any]
 
 

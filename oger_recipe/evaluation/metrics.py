@@ -1,4 +1,4 @@
-"""avg@n, pass@k and maj@k on 0/1 scores, with bootstrap intervals over problems.
+"""avg@n, pass@k and maj@k on 0/1 scores, distinct@k on classes of solutions, with bootstrap intervals over problems.
 
 Numbers of two evaluations compare only under the same sampling settings, prompt and grader. Papers of this field
 report avg@n at temperature 0.6: avg@32 on AIME and AMC, whose few problems leave wide intervals, and often avg@1 on
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,25 @@ def _majority(answers: Sequence[str | None], scores: Floats) -> float:
     return float(np.mean([np.mean(by_answer[answer]) for answer in winners])) if winners else 0.0
 
 
+def distinct_at_k(solutions: Sequence[Sequence[str | None]], k: int) -> Floats:
+    """Estimate, without bias, how many different right solutions k samples have: [problems][n] -> [problems].
+
+    The sum over classes of 1 - C(n-s, k) / C(n, k), where s of the n samples are of the class: its chance to be among
+    k drawn without replacement. None is no right solution. Raises ValueError unless 1 <= k <= n.
+    """
+    n = min(map(len, solutions), default=k)
+    if not 1 <= k <= n:
+        raise ValueError(f"distinct@{k} needs at least {k} samples a problem and k of 1 or more, found n = {n}")
+    return np.array([sum(_chances(row, k)) for row in solutions], dtype=np.float64)
+
+
+def _chances(solutions: Sequence[str | None], k: int) -> Iterator[float]:
+    """Yield for each class the chance that k samples hold it."""
+    n = len(solutions)
+    for size in Counter(each for each in solutions if each is not None).values():
+        yield 1 - math.comb(n - size, k) / math.comb(n, k)
+
+
 def bootstrap_means(values: Floats, seed: int, resamples: int = RESAMPLES) -> Floats:
     """Average over problems drawn with replacement: values [problems, m] -> [resamples, m]."""
     problems = len(values)
@@ -100,12 +119,13 @@ def evaluate_answers(records: Sequence[Record]) -> dict[str, Any]:
     """Compute all metrics of an evaluation: ``{"benchmarks": {name: metrics}, "average": metrics}``.
 
     records: one for each sampled answer, in any order, with the keys uid, benchmark, sample (0 to n-1), score,
-    extracted, format, response_length (tokens), truncated and graded. Metrics: problems, n, avg_at_<n>, pass_at_<k>,
-    maj_at_<k>, each with its ``_interval`` [low, high]; the means response_length, truncated and format; the counts
-    ungraded (answers that count as wrong because their grader failed) and no_room (problems whose prompt left no room
-    for an answer: they have empty, truncated answers). maj@k is left out where right answers come without an extracted
-    form, as no votes can be counted then. The average is the unweighted mean over benchmarks of the metrics that all
-    of them have; where their n differ, its avg_at_n is the mean of each one's own.
+    extracted, format, response_length (tokens), truncated and graded, and solution where the verifier says one.
+    Metrics: problems, n, avg_at_<n>, pass_at_<k>, maj_at_<k>, distinct_at_<k>, each with its ``_interval`` [low,
+    high]; the means response_length, truncated and format; the counts ungraded (answers that count as wrong because
+    their grader failed) and no_room (problems whose prompt left no room for an answer: they have empty, truncated
+    answers). maj@k is left out where right answers come without an extracted form, as no votes can be counted then;
+    distinct@k unless all right answers, and at least one, have a solution. The average is the unweighted mean over
+    benchmarks of the metrics that all of them have; where their n differ, its avg_at_n is the mean of each one's own.
 
     Raises ValueError for no records, and for problems of one benchmark with different numbers of samples.
     """
@@ -121,7 +141,7 @@ def evaluate_answers(records: Sequence[Record]) -> dict[str, Any]:
 def metrics_by_problem(records: Sequence[Record]) -> dict[str, tuple[list[str], dict[str, Floats]]]:
     """Return for each benchmark the uids of its problems, sorted, and each metric's value for each of them.
 
-    records: as for `evaluate_answers`, of which uid, benchmark, sample, score and extracted are read. Raises
+    records: as for `evaluate_answers`, of which uid, benchmark, sample, score, extracted and solution are read. Raises
     ValueError for problems of one benchmark with different numbers of samples.
     """
     return {
@@ -181,6 +201,9 @@ def _curves(problems: list[list[Record]], scores: Floats) -> dict[str, Floats]:
     if all(record["extracted"] is not None for problem in problems for record in problem if record["score"]):
         extracted = [[record["extracted"] for record in problem] for problem in problems]
         curves |= {f"maj_at_{k}": maj_at_k(extracted, scores, k) for k in powers_up_to(n) if k > 1}
+    solutions = [[record.get("solution") if record["score"] else None for record in problem] for problem in problems]
+    if scores.any() and sum(each is not None for row in solutions for each in row) == np.count_nonzero(scores):
+        curves |= {f"distinct_at_{k}": distinct_at_k(solutions, k) for k in powers_up_to(n) if k > 1}
     return curves
 
 

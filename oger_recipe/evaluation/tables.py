@@ -12,12 +12,13 @@ Metrics = dict[str, Any]
 def markdown_table(result: dict[str, Any]) -> str:
     """Write what `evaluate_answers` returns as a table: one row a benchmark, the average last, and notes if needed.
 
-    Scores are percentages, avg@n with its 95 % interval. Of the pass@k curve at most three k of each n are shown.
+    Scores are percentages, avg@n with its 95 % interval; distinct@n is a number of solutions. Of the pass@k
+    curve at most three k of each n are shown.
     """
     rows = [*result["benchmarks"].items(), ("average", result["average"])]
     ks = sorted({k for _, metrics in rows for k in _shown_ks(metrics.get("n"))})
     header = ["benchmark", "problems", "n", "avg@n", *(f"pass@{k}" for k in ks)]
-    header += ["maj@n", "length", "truncated", "format"]
+    header += ["maj@n", "distinct@n", "length", "truncated", "format"]
     cells = [_row(name, metrics, ks) for name, metrics in rows]
     used = [column for column in range(len(header)) if any(row[column] for row in cells)]
     lines = [header, ["---", *["---:"] * len(header)], *cells]
@@ -31,7 +32,7 @@ def ungraded(result: dict[str, Any]) -> list[str]:
 
 
 def headlines(result: dict[str, Any]) -> dict[str, Metrics]:
-    """Pick the main metrics of `evaluate_answers`, by benchmark: problems, n, and avg@n, pass@n and maj@n with their
+    """Pick the main metrics of `evaluate_answers`, by benchmark: problems, n, and `main_metrics` with their
     intervals. With several benchmarks, ``average`` is the last."""
     rows = dict(result["benchmarks"])
     if len(rows) > 1:
@@ -45,10 +46,15 @@ def _headline(metrics: Metrics) -> Metrics:
 
 
 def main_metrics(n: int | None) -> list[str]:
-    """Return the keys of avg@n, pass@n and maj@n. n: None for an average over benchmarks whose n differ."""
+    """Return the keys of avg@n, pass@n, maj@n, distinct@n. n: None for an average over benchmarks whose n differ."""
     if n is None:
         return ["avg_at_n"]
-    return [f"avg_at_{n}"] + ([f"pass_at_{n}", f"maj_at_{n}"] if n > 1 else [])
+    return [f"avg_at_{n}"] + ([f"pass_at_{n}", f"maj_at_{n}", f"distinct_at_{n}"] if n > 1 else [])
+
+
+def is_share(metric: str) -> bool:
+    """Say whether a metric of `main_metrics` is a share of right answers, and no number of solutions."""
+    return not metric.startswith("distinct_at_")
 
 
 def comparison(moments: dict[str, dict[str, Metrics]]) -> str:
@@ -87,7 +93,7 @@ def metric_name(metric: str) -> str:
 
 
 def share(metrics: Metrics, metric: str) -> str:
-    """Write the score as a share with its interval, as progress lines have it; empty where there is none."""
+    """Write the score with its interval, as progress lines have it; empty where there is none."""
     if metric not in metrics:
         return ""
     low, high = metrics[f"{metric}_interval"]
@@ -109,6 +115,7 @@ def _row(name: str, metrics: Metrics, ks: list[int]) -> list[str]:
         _percent(metrics, f"avg_at_{n or 'n'}", interval=True),
         *(_percent(metrics, f"pass_at_{k}") for k in ks),
         _percent(metrics, f"maj_at_{n}"),
+        f"{metrics[distinct]:.2f}" if (distinct := f"distinct_at_{n}") in metrics else "",
         f"{metrics['response_length']:.0f}",
         _percent(metrics, "truncated"),
         _percent(metrics, "format"),

@@ -202,7 +202,7 @@ def _key(answer: Answer) -> bytes:
 
 
 def _text_length(verdict: Verdict) -> int:
-    return sum(map(len, (verdict.reason, verdict.extracted or "", *verdict.components)))
+    return sum(map(len, (verdict.reason, verdict.extracted or "", verdict.solution or "", *verdict.components)))
 
 
 _shared: GradingPool | None = None

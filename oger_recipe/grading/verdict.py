@@ -10,7 +10,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-_NAMED = frozenset({"reward", "score", "reason", "extracted", "pred", "components"})
+from oger_recipe.base.ranges import reward_fault
+
+_NAMED = frozenset({"reward", "score", "reason", "extracted", "pred", "components", "solution"})
 
 
 class UnreadableAnswer(ValueError):
@@ -28,7 +30,9 @@ class Verdict:
     reward: what the policy is trained on; score: 1 for right, else 0, whatever the reward's shaping; reason: one line
     for people; components: named parts of the verdict, the same names for every response of a task; extracted: the
     answer that was found in the response, in a form in which equal answers are equal texts (for majority votes);
-    steps: rewards of the response's steps in their order, none for a verifier that judges the whole.
+    steps: rewards of the response's steps in their order, none for a verifier that judges the whole; solution: the
+    class of a right response, a text that is equal for one solution written differently (None: wrong, or the verifier
+    knows no classes).
     """
 
     reward: float
@@ -37,6 +41,7 @@ class Verdict:
     components: dict[str, float] = field(default_factory=dict)
     extracted: str | None = None
     steps: tuple[float, ...] = ()
+    solution: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,33 +83,37 @@ def verdict_columns(graded: Graded) -> dict[str, Any]:
     """Return the verdict's columns beside reward and score, for records of answers and samples."""
     verdict = graded.verdict
     columns = {"extracted": verdict.extracted, "reason": verdict.reason, "components": verdict.components}
-    return columns | ({"steps": list(verdict.steps)} if verdict.steps else {})
+    steps = {"steps": list(verdict.steps)} if verdict.steps else {}
+    return columns | steps | ({} if verdict.solution is None else {"solution": verdict.solution})
 
 
 def as_verdict(returned: Any) -> Verdict:
     """Read a verifier's return value as a verdict.
 
     A `Verdict` stands for itself. A number is the reward. A dict has "reward", or as verl's only "score", which then
-    is the reward; it may have "score", "reason", "extracted" (or verl's "pred"), "components" and "steps" (a list of
-    numbers). Its other entries are components where they are numbers, and left out where they are not. A pair of a
-    number and a dict is that dict with the number as its reward.
+    is the reward; it may have "score", "reason", "extracted" (or verl's "pred"), "components", "steps" (a list of
+    numbers) and "solution". Its other entries are components where they are numbers, and left out where they are not.
+    A pair of a number and a dict is that dict with the number as its reward.
 
     A score is 0 or 1; where none is given it is 1 for a reward of 1 or more. Numbers are int, float, bool and what
-    gives one by .item(), as NumPy's and PyTorch's do, and are finite. What was extracted is a text or None; of a
-    number the text is taken. Raises NoVerdict, with what is wrong, for everything else.
+    gives one by .item(), as NumPy's and PyTorch's do, and are finite. What was extracted, and the solution, is a
+    text or None; of a number the text is taken. A wrong response has no solution. Raises NoVerdict, with what is
+    wrong, for everything else.
     """
     fields = _fields(returned)
     steps = fields.pop("steps") if is_list(fields.get("steps")) else ()
     if isinstance(fields.get("steps"), Mapping | Set):
         raise NoVerdict(f"steps is of type {type(fields['steps']).__name__}, not a list of numbers")
     reward = _number("reward", fields["reward"])
+    score, solution = _score(fields.get("score"), reward), _text_of("solution", fields.get("solution"))
     return Verdict(
         reward=reward,
-        score=_score(fields.get("score"), reward),
+        score=score,
         reason=str(fields.get("reason") or ""),
         components=_components(fields),
-        extracted=_extracted(fields.get("extracted", fields.get("pred"))),
+        extracted=_text_of("extracted", fields.get("extracted", fields.get("pred"))),
         steps=tuple(_number(f"step {number}", value) for number, value in enumerate(steps)),
+        solution=solution if score else None,
     )
 
 
@@ -159,6 +168,8 @@ def _number(name: str, value: Any) -> float:
         raise NoVerdict(f"{name} is too large a number") from None
     if not math.isfinite(number):
         raise NoVerdict(f"{name} is {number}, not a finite number")
+    if fault := reward_fault(number):
+        raise NoVerdict(f"{name} is {number:g}, which is {fault}")
     return number
 
 
@@ -171,12 +182,12 @@ def _score(given: Any, reward: float) -> float:
     return score
 
 
-def _extracted(value: Any) -> str | None:
+def _text_of(name: str, value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int | float):
         return str(value)
-    raise NoVerdict(f"extracted is of type {type(value).__name__}, not a text")
+    raise NoVerdict(f"{name} is of type {type(value).__name__}, not a text")
 
 
 def is_list(values: Any) -> bool:

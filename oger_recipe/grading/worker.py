@@ -7,6 +7,7 @@ import socket
 from dataclasses import asdict
 from typing import Any
 
+from oger_recipe.base import stacks
 from oger_recipe.base.secrets import redacted, said_by
 from oger_recipe.grading.descendants import begin_below, limit_memory
 from oger_recipe.grading.messages import answer_all
@@ -36,6 +37,7 @@ def grade(task: str, response: str, answer: str, options: dict[str, Any]) -> Gra
 def serve(connection: socket.socket, memory_limit: int) -> None:
     """Answer until the pool hangs up. The worker has a process group of its own, which the pool kills as a whole."""
     begin_below()
+    stacks.answer()
     for ignored in (signal.SIGCHLD, signal.SIGTERM):  # by the fork server; verifiers read their children's exits
         signal.signal(ignored, signal.SIG_DFL)
     limit_memory(memory_limit)

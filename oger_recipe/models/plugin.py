@@ -184,6 +184,8 @@ class Plugin:
         return told  # type: ignore[no-any-return]
 
     def _running(self) -> _Process:
+        if self._process is not None and self._process.has_ended():
+            self.close()  # it ended between two calls: no row is at fault
         if self._process is None:
             self._process = _Process(self.path.name)
             deadline = time.monotonic() + _START_LIMIT_S
@@ -239,6 +241,9 @@ class _Process:
         if "error" in reply:
             raise _Raised(redacted(str(reply["error"])))  # it may have found a key that it was not given
         return reply["value"]
+
+    def has_ended(self) -> bool:
+        return self._child.poll() is not None
 
     def code(self) -> str:
         """Tell how it ended."""

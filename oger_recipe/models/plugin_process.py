@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.base import stacks
 from oger_recipe.base.remote_code import may_run
 from oger_recipe.base.secrets import redacted, said_by
 from oger_recipe.grading.descendants import adopt, begin_below, end_all, limit_memory
@@ -352,6 +353,7 @@ def main() -> None:
         connection.close()
         os._exit(_keep(worker, parent))
     begin_below()
+    stacks.answer()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
     with contextlib.suppress(OSError):  # nobody waits for the answer any more
         serve(connection)

@@ -77,6 +77,7 @@ class Answers:
             may_earn=self._may_earn(members, settings),
             similarity=list(similarity),
             entropy=[response.entropy for response in members],
+            log_prob=[response.log_prob for response in members],
             steps=[self._steps(response.text) for response in members] if self.cutter is not None else [],
             tokens=[self._tokens(response) for response in members],
         )
@@ -139,7 +140,7 @@ def is_teacher(response: Response) -> bool:
 def _of_teacher(graded: Graded) -> Graded:
     """Keep what a run knows of a teacher: reward and score."""
     verdict = graded.verdict
-    return replace(graded, verdict=replace(verdict, components={}, steps=()))
+    return replace(graded, verdict=replace(verdict, components={}, steps=(), solution=None))
 
 
 def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool, shared: Settings) -> dict[str, Prompt]:

@@ -2,16 +2,25 @@
 
 Subclasses of OpenRLHF's trainer, experience maker, actors and rollout engine are put in place of its classes by
 driver/install.py before its command line runs. Importing controller, policy or engine prepares the process that does:
-patches come first, whichever module is asked for. Modules beside these folders are what all of them share, and so are
-the functions here.
+patches come first, whichever module is asked for, and it answers with its stacks where the run stalls. Modules beside
+these folders are what all of them share, and so are the functions here.
 """
 
 import functools
 import os
+import signal
 import sys
+from multiprocessing import resource_tracker
 from typing import Any
 
+from oger_recipe.base import stacks
 from oger_recipe.base.cpu import is_without_cuda
+
+stacks.answer()
+# Under SLURM a run blocks SIGTERM (scripts/slurm/ray_node.sh). multiprocessing would unblock it, here and in the
+# engine that is started here.
+if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+    vars(resource_tracker)["_HAVE_SIGMASK"] = False
 
 
 @functools.cache  # once in a process, whichever of the modules it imports

@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import DatasetCardData, EvalResult, ModelCardData
 
 from oger_recipe.base import hub
-from oger_recipe.evaluation.tables import main_metrics, metric_name, share
+from oger_recipe.evaluation.tables import is_share, main_metrics, metric_name, share
 from oger_recipe.report.run_state import RunState
 from oger_recipe.report.summary import clock
 from oger_recipe.run_folder.own_files import CURVES
@@ -156,9 +156,12 @@ def _figures(run: Run) -> str:
         metrics = [before.get(name, {}), after.get(name, {})]
         problems = next(each["problems"] for each in metrics if each)
         for key in main_metrics(next(each.get("n") for each in metrics if each)):
+            if not is_share(key) and not any(key in each for each in metrics):
+                continue  # the verifier knows no classes of solutions
             cells = [share(each, key) or "-" for each in metrics]
             lines.append(f"| {name} | {problems} | {metric_name(key)} | {cells[0]} | {cells[1]} |")
-    return "\n".join(lines) + "\n\nShares of right answers; brackets hold 95 % bootstrap intervals over the problems."
+    note = "Shares of right answers, for distinct@n numbers of solutions; brackets hold 95 % bootstrap intervals "
+    return "\n".join([*lines, "", f"{note}over the problems."])
 
 
 def _pictures(run: Run) -> list[str]:

@@ -28,6 +28,7 @@ PHASES = {
     "weights": "sending weights to the engine",
     "saving": "saving",
     "answers": "{done} answers",
+    "results": "writing the answers",
 }
 STARTING = "starting Ray, the engine and the policy"
 
@@ -111,6 +112,8 @@ class Console:
 
     def _on_note(self, event: dict[str, Any]) -> None:
         self._say(event["text"])
+
+    _on_alarm = _on_alarm_cleared = _on_note
 
     def _on_trained(self, event: dict[str, Any]) -> None:
         self._close_bar()

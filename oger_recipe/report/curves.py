@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from oger_recipe.evaluation.tables import main_metrics
+from oger_recipe.evaluation.tables import is_share, main_metrics
 from oger_recipe.report.panels import COLOURS, band, dress, from_zero, label_ends, save, sheet, steps_from_zero
 
 Record = dict[str, Any]
@@ -130,7 +130,7 @@ def _draw_solve_rate(steps: list[Record], evaluations: list[Record], path: Path)
 
 def _draw_benchmark(panel: Axes, name: str, points: list[tuple[int, Record]], last: int) -> None:
     """Draw the scores on held-out problems by step, and write the first and the last value beside them."""
-    metrics = list(dict.fromkeys(key for _, scores in points for key in main_metrics(scores.get("n"))))
+    metrics = list(dict.fromkeys(filter(is_share, (key for _, each in points for key in main_metrics(each.get("n"))))))
     first_ends, last_ends = [], []
     for metric, colour, marker in zip(metrics, COLOURS, "o^sDvP*", strict=False):
         of_metric = [(step, scores) for step, scores in points if metric in scores]

@@ -23,6 +23,7 @@ _OWN = "trained rows without a teacher's tokens"
 _TAUGHT = "trained rows with a teacher's tokens"
 _TRAINED = "all trained rows, teachers' included"
 _OWN_TOKENS = "tokens of rollouts that are trained (steps of reasoning under oger.ratio_level step)"
+_SAMPLED_TOKENS = "tokens that the policy itself sampled, in trained rows"
 _TEACHER_TOKENS = "teachers' tokens"
 _TRAINED_TOKENS = "response tokens of all trained rows, teachers' included"
 _VALUED = "response tokens (first tokens of steps where steps are valued)"
@@ -63,6 +64,11 @@ TABLE: tuple[Metric, ...] = (
     _M("eval_{benchmark}_maj_at_{k}", LEARNING, "maj@k, held out", "share", _ANSWERS,
        "Share of problems whose most frequent answer among k samples is right; ties count in parts. Missing where "
        "right answers come without an extracted form."),
+    _M("eval_{benchmark}_distinct_at_{k}", LEARNING, "distinct@k, held out", "solutions", _ANSWERS,
+       "Unbiased estimate of how many different right solutions k samples of a problem have. Only where the verifier "
+       "says the class of every right answer, as Countdown's does, and at least one is right.",
+       advice="A fall while avg@n rises means that the policy keeps one solution of each problem: the source "
+       "uniqueness pays for others."),
     _M("eval_{benchmark}_problems", LEARNING, "problems evaluated", "problems", _ANSWERS,
        "Number of problems of the benchmark; the average has their sum."),
     _M("eval_{benchmark}_n", LEARNING, "samples a problem", "samples", _ANSWERS,
@@ -85,9 +91,9 @@ TABLE: tuple[Metric, ...] = (
        "Share of rollouts that are right.", (0.05, 0.95),
        "rule of thumb: 0.05 to 0.95; outside hardly any group holds right and wrong rollouts, and there is little to "
        "compare",
-       "Too low: easier problems, a warm start (oger.sft.epochs), teachers. Too high: harder problems. A fall to 0 "
-       "after a rise is a collapse: resume from the newest checkpoint of a step that solved something, with a lower "
-       "actor.adam.lr."),
+       "Too low: easier problems, a warm start (oger.sft.epochs), teachers. Too high: harder problems. A fall far "
+       "below its best is a collapse (solve_rate_lost): resume from the newest checkpoint of a step that solved "
+       "something, with a lower actor.adam.lr."),
     _M("rollout/solve_all", LEARNING, "groups all right", "share", "prompts",
        "Share of groups whose own rollouts are all right. Without a bonus or another source that tells them apart "
        "these groups teach nothing.", (None, 0.8), "rule of thumb: below 0.8", "Harder problems, or leave solved "
@@ -103,11 +109,17 @@ TABLE: tuple[Metric, ...] = (
        advice="A rise while held-out scores fall means that the policy pleases a source: see oger/held_out_fall."),
     _M("oger/on_score", LEARNING, "solved, trained rows", "share", _OWN,
        "Share of right rows. It differs from rollout/solve_rate by the rollouts that made room for a teacher."),
+    _M("oger/equal_groups", LEARNING, "groups without variance", "share", "groups as they are trained",
+       "Share of groups whose rows, teachers' included, all have the same trained reward: without a critic they have "
+       "no advantage and teach nothing. Missing where a group is one row.", (None, 0.8),
+       "up to 0.8; above over a window of steps the run warns (equal_groups)",
+       "Problems of another difficulty, more rollouts a prompt, teachers, or algo.dynamic_filtering_enable."),
     _M("oger/held_out_fall", LEARNING, "fall of held-out accuracy", "share", "evaluations so far",
        "avg@n of the best evaluation less that of the newest, averaged over benchmarks. Missing before the second "
-       "evaluation.", (None, 0.05), "up to 0.05; above, with a reward that rose, the run warns",
+       "evaluation.", (None, 0.05),
+       "up to 0.05; above, with a reward that rose, the run warns (reward_without_accuracy)",
        "Compare reward/* of both steps: the source that rose is the one to weigh less or to gate."),
-    _M("oger/reward_rise", LEARNING, "rise of the trained reward", "reward", "the last oger.reward.watch_steps steps",
+    _M("oger/reward_rise", LEARNING, "rise of the trained reward", "reward", "the last oger.alarms.window steps",
        "oger/on_reward at the newest evaluation less that at the best one, each a mean over steps. Missing before "
        "the second evaluation."),
     _M("policy_loss", LEARNING, "policy loss", "", _TRAINED_TOKENS,
@@ -132,17 +144,21 @@ TABLE: tuple[Metric, ...] = (
        "Mean standard deviation of the trained rewards of a group, teachers included. Written for estimators of "
        "OpenRLHF alone. 0 leaves nothing to compare."),
     # ---- health
+    _M("alarms/raised", HEALTH, "alarms raised", "alarms", "the run so far",
+       "Alarms that were found in this step or in the window of steps before it (docs/alarms.md).",
+       (None, 0.0), "0", "Read the alarms' sentences on the screen, in events.jsonl or on the page of the run."),
     _M("rollout/entropy", HEALTH, "entropy", "nats a token", "tokens of the policy's own rollouts that are trained",
        "How unsure the policy is about each token, on average. Missing where teachers begin every rollout.",
-       healthy_text="no fixed range: compare with step 1. A fall to a third, or a steady rise, calls for a look",
+       healthy_text="no fixed range: compare with step 1. A fall to a third, or a steady rise, calls for a look; "
+       "the run warns below a tenth and above twice the first steps (entropy_gone, entropy_growing)",
        advice="A fall: a lower actor.adam.lr, more teachers, actor.entropy_coef or a higher "
        "actor.eps_clip_low_high. A steady rise: a lower learning rate or entropy coefficient; read samples/."),
     _M("entropy_loss", HEALTH, "entropy, trained rows", "nats a token", _TRAINED_TOKENS,
        "Mean entropy of the tokens, teachers' included; written where actor.entropy_coef is set. OpenRLHF's name: it "
        "is the entropy itself, which the loss takes off times the coefficient, and no loss."),
     _M("rollout/response_length", HEALTH, "response length", "tokens", _ROLLOUTS, "Mean length of a response.",
-       healthy_text="no fixed range; growth of a fifth while fewer rollouts are right is warned of where steps of "
-       "reasoning are paid",
+       healthy_text="no fixed range; the run warns of growth by half while fewer rollouts are right, and of a fall to "
+       "a third (length_growing, length_collapsing)",
        advice="Growth without more right answers: look at reward/{source}/length_correlation. A fall to a few "
        "tokens: the policy stops before it reasons."),
     _M("rollout/response_length_max", HEALTH, "longest response", "tokens", _ROLLOUTS,
@@ -151,7 +167,12 @@ TABLE: tuple[Metric, ...] = (
        "Shortest response of the step."),
     _M("rollout/truncated", HEALTH, "truncated", "share", _ROLLOUTS,
        "Share of responses that were cut at the longest allowed length (or by a cap of steps of reasoning).",
-       (None, 0.1), "rule of thumb: below 0.1", "Raise rollout.max_new_tokens, or charge for length."),
+       (None, 0.1), "rule of thumb: below 0.1; above 0.25 the run warns (truncation)",
+       "Raise rollout.max_new_tokens, or charge for length."),
+    _M("rollout/format", HEALTH, "answer found", "share", _ROLLOUTS,
+       "Share of responses in which the verifier finds an answer in the form that it reads.", (0.9, None),
+       "rule of thumb: above 0.9; below 0.1 the run warns (never_verified)",
+       "Read samples/: a wrong prompt template is the usual reason."),
     _M("rollout/repetitive", HEALTH, "repetitive", "share", _ROLLOUTS,
        "Share of responses that repeat themselves; 0 unless oger.repeating_check is on.", (None, 0.05),
        "rule of thumb: below 0.05", "A lower learning rate; read samples/."),
@@ -164,19 +185,35 @@ TABLE: tuple[Metric, ...] = (
        "Read reward_errors.jsonl; raise oger.grading_time_limit where the answers are fine."),
     _M("actor_grad_norm", HEALTH, "gradient norm", "", "the last update of the step",
        "Norm of the policy's gradient before clipping. OpenRLHF's.",
-       healthy_text="no fixed range: steady. Above actor.max_norm it is clipped to that; ten times its usual size is "
-       "a spike",
+       healthy_text="no fixed range: steady. Above actor.max_norm it is clipped to that; ten times its median "
+       "is a spike, of which the run warns (gradient_norm)",
        advice="Many spikes: a lower actor.adam.lr; read the samples of that step."),
     _M("skipped_updates", HEALTH, "updates skipped", "updates", _STEP,
-       "Updates that DeepSpeed left out because a gradient was not finite.", (None, 0.0),
-       "0; a step without any other update stops the run", "A lower actor.adam.lr."),
+       "Updates that were left out because a loss or a gradient was not finite. Weights, Adam's moments and the "
+       "schedule of the learning rate stay as they were.", (None, 0.0),
+       "0; oger.max_skipped_updates in a row stop the run",
+       "Read the step's note and its rows in skipped/; if nonfinite/* are 0, a lower actor.adam.lr."),
+    _M("skipped_in_a_row", HEALTH, "updates skipped in a row", "updates", "this step and those before it",
+       "Longest series of skipped updates that reaches into this step; 0 in float16, where DeepSpeed looks for the "
+       "scale of the loss by skipping.", (None, 0.0), "0; the run stops at oger.max_skipped_updates",
+       "As for skipped_updates."),
+    _M("nonfinite_losses", HEALTH, "broken losses", "micro-batches", "the rank with the most",
+       "Micro-batches of the policy whose loss is not finite.", (None, 0.0), "0; their updates are skipped",
+       "As for skipped_updates."),
+    _M("nonfinite/log_probs", HEALTH, "broken log-probabilities", "rows", _TRAINED,
+       "Rows with a log-probability of the policy or the reference that is not finite before the update. The updates "
+       "that they are in are skipped.", (None, 0.0), "0",
+       "Read these rows in skipped/: very long ones point to a kernel or a precision, all of them to the weights."),
+    _M("nonfinite/entropies", HEALTH, "broken entropies", "rows", _TRAINED,
+       "Rows whose entropy at oger.entropy_position is not finite. They earn no bonus.", (None, 0.0), "0",
+       "As for nonfinite/log_probs."),
     _M("nonfinite_parameters", HEALTH, "broken parameters", "tensors", "the policy, on the rank with the most",
        "Parameter tensors with a number that is not finite.", (None, 0.0), "0; otherwise the run stops",
        "Resume from the last checkpoint with a lower actor.adam.lr."),
     _M("vllm_kl", HEALTH, "engine against policy", "nats a token", "tokens of the policy's own rollouts",
        "Mean log-probability of the sampled tokens by the engine less that by the policy: an estimate of the KL of "
        "the two on equal weights. It is rounding, and may be below 0. In OpenRLHF the name belongs to a correction "
-       "that this recipe does not use; it is not the KL to the reference.", (-0.005, 0.005),
+       "and is only there with it; it is not the KL to the reference.", (-0.005, 0.005),
        "within 0.005 of 0; clearly above 0.02 the run stops. With rollout.top_p below 1 it may be as high as "
        "-log(top_p)",
        "The engine samples with other weights than those that are trained: see docs/known_faults.md."),
@@ -184,11 +221,27 @@ TABLE: tuple[Metric, ...] = (
        "tokens of the policy's own rollouts",
        "Mean absolute difference of the log-probabilities by engine and policy. Rounding: 0.004 for a tiny policy, "
        "0.04 in bfloat16 with a large vocabulary.",
-       healthy_text="below vllm_logprob_limit; clearly above the run stops",
+       healthy_text="below vllm_logprob_limit; at three quarters of it the run warns (engine_parted), above it the "
+       "run stops",
        advice="As for vllm_kl."),
     _M("vllm_logprob_limit", HEALTH, "limit of the difference", "nats a token", "the first step",
        "The limit of vllm_logprob_difference: oger.max_logprob_difference, else three times the first step's value "
        "and 0.002."),
+    _M("vllm_ratio", HEALTH, "policy over engine", "ratio", _SAMPLED_TOKENS,
+       "Mean of p(policy) / p(engine) of the sampled tokens, before the correction clips or leaves out any. "
+       "Only with algo.advantage.is_correction_level.", (0.99, 1.01), "rule of thumb: within 0.01 of 1",
+       "As for vllm_kl; the correction hides it from the loss, not from the reward."),
+    _M("vllm_ratio_max", HEALTH, "policy over engine, highest", "ratio", _SAMPLED_TOKENS,
+       "The highest p(policy) / p(engine) of a token, before the correction. Above the upper bound of "
+       "algo.advantage.is_correction_threshold it is clipped or left out."),
+    _M("vllm_filtered_tokens", HEALTH, "tokens corrected", "share", _SAMPLED_TOKENS,
+       "Share of tokens that the correction clips (is_correction_mode clip) or leaves out (mask); with "
+       "is_correction_level seq, all tokens of a response that is left out. OpenRLHF's is_filter_ratio.",
+       (None, 0.05), "rule of thumb: below 0.05",
+       "Read vllm_logprob_difference first: if it is no higher than usual, the bounds are too narrow."),
+    _M("vllm_filtered_rows", HEALTH, "responses corrected", "share", "trained rows with such a token",
+       "Share of responses with at least one token that the correction clips or leaves out; with is_correction_level "
+       "seq the responses that are left out, which is OpenRLHF's is_filter_ratio there."),
     _M("ppo_kl", HEALTH, "distance from the sampling policy", "nats a token", _OWN_TOKENS,
        "Mean of log p(old) - log p(new): how far the updates of this step moved the policy from the one that "
        "sampled. May be below 0; exactly 0 with one update a step. It is not the KL to the reference.",
@@ -246,6 +299,8 @@ TABLE: tuple[Metric, ...] = (
        "Right rollouts among them.",
        advice="A large share of oger/replaced in hard groups: oger.replace_mode with wrong rollouts first."),
     _M("oger/replaced_wrong", TEACHERS, "wrong rollouts replaced", "rows", _STEP, "Wrong rollouts among them."),
+    _M("oger/taught_groups", TEACHERS, "taught groups", "share", _STEP,
+       "Share of groups with a teacher's tokens. Under oger.teacher_gate it falls as the policy solves more."),
     _M("oger/prompts_without_teacher", TEACHERS, "prompts without a teacher", "prompts", _STEP,
        "Prompts for which no teacher may enter; they train as plain GRPO.",
        advice="More than expected: see data/teachers_wrong and data/teachers_too_long."),
@@ -275,6 +330,8 @@ TABLE: tuple[Metric, ...] = (
     _M("off_policy_loss", TEACHERS, "loss of teachers", "", _TEACHER_TOKENS,
        "Mean loss of a teacher's token: -A f(p) by oger.off_policy_reshape, which is below 0 while the advantage is "
        "above; -log p where teachers are learnt supervised."),
+    _M("sft_loss_coef", TEACHERS, "weight of the supervised loss", "", _STEP,
+       "oger.sft_loss_coef by its schedule; missing where it has none."),
     _M("off_policy_prob", TEACHERS, "probability of teachers' tokens", "share", _TEACHER_TOKENS,
        "Mean probability that the policy gives to a teacher's token: its rise is imitation.",
        advice="No rise over many steps: the teachers are too far from the policy; train supervised first "
@@ -288,6 +345,10 @@ TABLE: tuple[Metric, ...] = (
        "Share of tokens below oger.off_policy_min_clip."),
     _M("oger/similarity", TEACHERS, "similarity to teachers", "cosine", _OWN,
        "Mean similarity of a rollout to its prompt's references; rows without a reference do not count."),
+    _M("nonfinite/similarities", TEACHERS, "unknown similarities", "rows", _TRAINED,
+       "Rows of prompts with teachers whose text could not be embedded. They earn no bonus, and have the mean of "
+       "their group where rollouts make room.", (None, 0.0), "0; above oger.max_embedding_error_rate the run stops",
+       "Look at the encoder's log."),
     _M("oger/similarity_std", TEACHERS, "spread of the similarity", "cosine", _OWN,
        "Standard deviation over all rows, of all prompts together."),
     _M("oger/divergence", TEACHERS, "divergence from teachers", "1 - cosine", _OWN,
@@ -326,14 +387,18 @@ TABLE: tuple[Metric, ...] = (
        "Rows without a value because the source failed; oger.reward.on_error says what they cost.", (None, 0.0),
        "0; above oger.reward.max_error_rate the run stops",
        "Read source_errors.jsonl, and the log of the judge's server."),
+    _M("nonfinite/rewards", REWARDS, "rewards out of range", "rows", _TRAINED,
+       "Rows whose total is not finite, or beyond 1e12 in size, though each source's value is not. Their groups have "
+       "no advantage in this step. A value of a source that is out of range is a failure of that source.", (None, 0.0),
+       "0", "The note of the step names the source and the value: lower its weight, or bound what it gives."),
     _M("reward/{source}/length_correlation", REWARDS, "pays for length", "Pearson's r", _OWN,
        "Correlation within groups of what the source says with the response's length, over the last "
-       "oger.reward.watch_steps steps. Missing below 100 rows.", (-0.5, 0.5),
+       "oger.alarms.window steps. Missing below 100 rows.", (-0.5, 0.5),
        "within 0.5 of 0; outside the run warns, unless the source is a rule or a price for length",
        "A lower weight, gate rule_equals_1 behind a verifier, or telling the judge that length does not count."),
     _M("reward/{source}/format_correlation", REWARDS, "pays for form", "Pearson's r", _OWN,
        "Correlation within groups of what the source says with whether an answer was found, over the last "
-       "oger.reward.watch_steps steps. Missing below 100 rows.", (-0.9, 0.9),
+       "oger.alarms.window steps. Missing below 100 rows.", (-0.9, 0.9),
        "within 0.9 of 0; outside the run warns, unless the source is a rule", "Gate rule_equals_1 leaves the form to "
        "the rule."),
     _M("reward/{source}/rule_disagreement", REWARDS, "orders against the rule", "share of pairs",
@@ -372,6 +437,15 @@ TABLE: tuple[Metric, ...] = (
        "Cross entropy of the implicit PRM's verdicts against the verifier's, before its update."),
     _M("reward/{source}/grad_norm", REWARDS, "gradient norm of a PRM that learns", "", _OWN,
        "Norm of its gradient before clipping."),
+    _M("reward/{source}/updates", REWARDS, "updates of a PRM that learns", "updates", _STEP,
+       "Optimizer steps, skipped ones included."),
+    _M("reward/{source}/skipped_updates", REWARDS, "updates skipped of a PRM that learns", "updates", _STEP,
+       "Updates that were left out because a gradient was not finite.", (None, 0.0),
+       "0; oger.max_skipped_updates in a row stop the run",
+       "Read the step's note and its rows in skipped/; a lower learning_rate or beta of the source."),
+    _M("reward/{source}/skipped_in_a_row", REWARDS, "updates skipped in a row of a PRM that learns", "updates",
+       "this step and those before it", "Longest series of skipped updates that reaches into this step.",
+       (None, 0.0), "0; the run stops at oger.max_skipped_updates", "As for its skipped updates."),
     _M("reward/{source}/accuracy", REWARDS, "accuracy of a PRM that learns", "share", _OWN,
        "Share of rows that it calls right or wrong as the verifier does.", (0.5, None), "above 0.5, which is chance",
        "More data before it pays: a lower weight, or update before."),
@@ -425,8 +499,18 @@ TABLE: tuple[Metric, ...] = (
     _M("critic_lr", CRITIC, "learning rate of the critic", "", _STEP, "Mean over the micro-batches of the step."),
     _M("critic_updates", CRITIC, "updates of the critic", "updates", _STEP, "Optimizer steps, skipped ones included."),
     _M("critic_skipped_updates", CRITIC, "critic's updates skipped", "updates", _STEP,
-       "Updates that DeepSpeed left out because a gradient was not finite.", (None, 0.0),
-       "0; a step without any other update stops the run", "A lower critic.adam.lr."),
+       "Updates that were left out because a loss or a gradient was not finite.", (None, 0.0),
+       "0; oger.max_skipped_updates in a row stop the run",
+       "Read the step's note; if nonfinite/values is 0, a lower critic.adam.lr."),
+    _M("critic_skipped_in_a_row", CRITIC, "critic's updates skipped in a row", "updates",
+       "this step and those before it", "Longest series of skipped updates that reaches into this step.",
+       (None, 0.0), "0; the run stops at oger.max_skipped_updates", "As for critic_skipped_updates."),
+    _M("critic_nonfinite_losses", CRITIC, "broken losses of the critic", "micro-batches", "the rank with the most",
+       "Micro-batches whose loss of the values is not finite.", (None, 0.0), "0; their updates are skipped",
+       "As for critic_skipped_updates."),
+    _M("nonfinite/values", CRITIC, "broken values", "rows", _TRAINED,
+       "Rows with a value of the critic that is not finite. The updates that they are in are skipped, of policy and "
+       "critic; 0 without a critic.", (None, 0.0), "0", "Start the critic anew, with a lower critic.adam.lr."),
     _M("critic_nonfinite_parameters", CRITIC, "broken parameters of the critic", "tensors",
        "the critic, on the rank with the most", "Parameter tensors with a number that is not finite.", (None, 0.0),
        "0; otherwise the run stops", "Resume from the last checkpoint with a lower critic.adam.lr."),
@@ -459,11 +543,16 @@ TABLE: tuple[Metric, ...] = (
     _M("data/teachers_wrong", DATA, "teachers wrong", "trajectories", "the data as it was read",
        "Teachers' trajectories that were left out because the verifier rejects them; the same in every step.",
        advice="More than a few: check oger.task_name, oger.math_rule and oger.math_extract."),
-    _M("dynamic_filtering_pass_rate", DATA, "rollouts kept by filtering", "rollouts per 100 prompts",
-       "prompts that were sampled",
-       "100 times the rollouts that were kept, over the prompts that were sampled: 800 is all of them with eight "
-       "rollouts a prompt. OpenRLHF's name: it is no percentage, nor a share of prompts. Kept are groups whose mean "
-       "score lies in algo.dynamic_filtering_range; written where algo.dynamic_filtering_enable is set."),
+    _M("dynamic_filtering_pass_rate", DATA, "prompts kept by filtering", "percent", "prompts that were sampled",
+       "Percentage of sampled prompts whose group was not left out. Left out are groups whose rows are certain to "
+       "earn the same (teachers that enter and a bonus count), and those whose solve rate is outside of "
+       "algo.dynamic_filtering_range; written where algo.dynamic_filtering_enable is set. OpenRLHF's name."),
+    _M("rollout/filtered_groups", DATA, "groups filtered", "groups", "prompts that were sampled",
+       "Groups that were left out, and for which others were sampled."),
+    _M("rollout/filling_groups", DATA, "groups filled up", "groups", "the training step",
+       "Groups left out that are trained after all, as the data or oger.dynamic_filtering_max_batches ended before "
+       "the step was full.", (None, 0.0), "0",
+       "Harder or easier problems, more rollouts a prompt, teachers, or a higher oger.dynamic_filtering_max_batches."),
 )  # fmt: skip
 
 # What to look at first, in this order.

@@ -25,7 +25,8 @@ Copy = Callable[[str, str], object]
 _TEXT, _NUMBER, _FLAG = pa.string(), pa.float64(), pa.bool_()
 _GRADED: dict[str, pa.DataType] = {
     "uid": _TEXT, "prompt": _TEXT, "answer": _TEXT, "text": _TEXT, "truncated": _FLAG, "reward": _NUMBER,
-    "score": _NUMBER, "extracted": _TEXT, "reason": _TEXT, "components": _TEXT, "step": pa.int64(),
+    "score": _NUMBER, "extracted": _TEXT, "reason": _TEXT, "components": _TEXT, "solution": _TEXT,
+    "step": pa.int64(),
 }  # fmt: skip
 # The columns of each configuration of the dataset. What a run's lines hold beyond them is a detail of some recipes.
 COLUMNS = {
@@ -33,7 +34,7 @@ COLUMNS = {
         "task": _TEXT, "off_policy": _FLAG, "off_policy_tokens": pa.int64(), "source": _TEXT, "replaced": _FLAG,
         "similarity": _NUMBER, "entropy": _NUMBER, "entropy_weight": _NUMBER, "bonus": _NUMBER, "sources": _TEXT,
         "total_reward": _NUMBER, "advantage": _NUMBER, "steps_of_reasoning": _TEXT, "errors": _TEXT,
-        "criteria": _TEXT,
+        "criteria": _TEXT, "log_prob": _NUMBER,
     },
     "evaluations": _GRADED | {
         "benchmark": _TEXT, "sample": pa.int64(), "response_length": pa.int64(), "graded": _FLAG,

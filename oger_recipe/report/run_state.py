@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
@@ -19,7 +19,7 @@ from oger_recipe.base.files import parse_record, read_record
 from oger_recipe.evaluation.tables import main_metrics
 from oger_recipe.report.summary import clock, kept_evaluations
 from oger_recipe.run_folder import attempt, checkpoints, own_files
-from oger_recipe.run_folder.records import BEGAN, ENDED
+from oger_recipe.run_folder.records import ALARM, ALARM_CLEARED, BEGAN, ENDED, RESTARTING, SAID
 
 Record = dict[str, Any]
 Settings = dict[str, Any]  # by flag
@@ -50,6 +50,20 @@ class Note:
 
 
 @dataclass
+class RaisedAlarm:
+    """An alarm of the run, from the step at which it was raised to the one at which it cleared, if it did."""
+
+    name: str
+    metric: str
+    step: int
+    value: float
+    limit: float
+    level: str
+    text: str
+    cleared: int | None = None
+
+
+@dataclass
 class Attempt:
     """From a start of the command to its end, or to its last event. ``ended``: None while it runs."""
 
@@ -61,7 +75,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class RunState:
-    """``why``: what ended the run, or by which sign it counts as running where its process cannot be seen."""
+    """``why``: what ended the run, or its last attempt, or by which sign it counts as running where its process cannot
+    be seen."""
 
     folder: Path
     state: Literal["running", "finished", "ended"]
@@ -77,6 +92,12 @@ class RunState:
     best: Score | None
     attempts: tuple[Attempt, ...]
     notes: tuple[Note, ...]
+    alarms: tuple[RaisedAlarm, ...]
+
+    @property
+    def raised(self) -> tuple[str, ...]:
+        """Name the alarms that have not cleared."""
+        return tuple(dict.fromkeys(each.name for each in self.alarms if each.cleared is None))
 
 
 class Tail:
@@ -113,6 +134,7 @@ class RunLog:
     milestones: list[Record] = field(default_factory=list)  # all but steps and phases
     attempts: list[Attempt] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    alarms: list[RaisedAlarm] = field(default_factory=list)
     moments: list[float] = field(default_factory=list)  # when training began and each step ended, in this attempt
     step: int = 0
     _phase: bytes = b""
@@ -151,8 +173,8 @@ class RunLog:
 
     @property
     def milestone(self) -> Record | None:
-        """Return the last event of the present attempt that is no note, step or phase."""
-        return next((event for event in reversed(self.milestones) if event["event"] != "note"), None)
+        """Return the last event of the present attempt that is no note, alarm, step or phase."""
+        return next((event for event in reversed(self.milestones) if event["event"] not in SAID), None)
 
     @property
     def last_event(self) -> float | None:
@@ -182,7 +204,8 @@ class RunLog:
         if name == BEGAN or (name == "ready" and (self.milestone or {}).get("event") != BEGAN):
             self.step = resumed_at = event.get("resumed_at", 0)
             self.attempts.append(Attempt(event.get("since", at), at, resumed_at, resumed_at))
-        if name == "note":
+        if name in SAID:
+            self._note_alarm(event)
             in_step: int = (self.phase or {}).get("step", self.step)
             self.notes.append(Note(event.get("step", in_step), at, event["text"]))
         else:
@@ -192,6 +215,14 @@ class RunLog:
         self.milestones.append(event)
         if self.attempts:
             self.attempts[-1].ended = at
+
+    def _note_alarm(self, event: Record) -> None:
+        if event["event"] == ALARM:
+            facts = {each.name: event[each.name] for each in fields(RaisedAlarm) if each.name in event}
+            self.alarms.append(RaisedAlarm(**facts))
+        for raised in self.alarms if event["event"] == ALARM_CLEARED else ():
+            if (raised.name, raised.metric, raised.cleared) == (event["name"], event["metric"], None):
+                raised.cleared = event["step"]
 
 
 def is_run(folder: Path) -> bool:
@@ -214,7 +245,7 @@ def state_of(log: RunLog) -> RunState:
     state, why = _state(log)
     scores = [score for event in kept_evaluations(log.milestones) if (score := _score(event))]
     attempts = [replace(each) for each in log.attempts]
-    if attempts and state == "running":
+    if attempts and state == "running" and (log.milestone or {}).get("event") != RESTARTING:
         attempts[-1].ended = None
     return RunState(
         folder=folder,
@@ -231,14 +262,15 @@ def state_of(log: RunLog) -> RunState:
         best=max(scores, key=lambda score: score.value, default=None),
         attempts=tuple(attempts),
         notes=tuple(log.notes),
+        alarms=tuple(replace(each) for each in log.alarms),
     )
 
 
 def _state(log: RunLog) -> tuple[Literal["running", "finished", "ended"], str | None]:
     held = attempt.is_held(log.folder)
-    if held:
-        return "running", None
     last = log.milestone or {}
+    if held:
+        return "running", _restart(last) if last.get("event") == RESTARTING else None
     if last.get("event") == "finished" and read_record(log.folder / "summary.json").get("finished"):
         return "finished", None
     if last.get("event") == ENDED:
@@ -248,6 +280,12 @@ def _state(log: RunLog) -> tuple[Literal["running", "finished", "ended"], str | 
         host = attempt.holder(log.folder) or "another machine"
         return "running", f"by its last sign of life, {clock(max(time.time() - seen, 0))} ago: it runs on {host}"
     return "ended", _error(log) or _last_words(log, seen)
+
+
+def _restart(event: Record) -> str:
+    """Say when the next attempt begins, and why."""
+    at = time.strftime("%H:%M:%S", time.localtime(event["time"] + event["seconds"]))
+    return f"restart {event['restart']} of {event['of']} at {at}, as {event['why']}"
 
 
 def _last_words(log: RunLog, seen: float | None) -> str:

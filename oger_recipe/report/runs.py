@@ -87,13 +87,15 @@ def runs_table(states: Sequence[RunState], *, narrow: bool) -> Table:
 
 
 def state_text(state: RunState) -> Text:
-    """Say the state, why it is so, and from where the run can resume."""
+    """Say the state, why it is so, from where the run can resume, and which alarms are raised."""
     text = plain(state.state, _COLOURS[state.state])
     if state.why:
         text += plain(f": {state.why}")
     if state.state == "ended":
         resume = "nothing to resume from" if state.resume_from is None else f"can resume from step {state.resume_from}"
         text += plain(f"; {resume}")
+    if state.raised:
+        text += plain(f"; {'alarm' if len(state.raised) == 1 else 'alarms'}: {', '.join(state.raised)}", "red")
     return text
 
 

@@ -132,8 +132,9 @@ def fact_line(label: str, fact: str) -> Text:
 
 def row_facts(row: Row) -> Iterator[tuple[str, str]]:
     """Yield what is known of a row as (name, text), by the names of its line."""
-    if row.get("extracted") is not None:
-        yield "extracted", str(row["extracted"])
+    for name in ("extracted", "solution"):
+        if row.get(name) is not None:
+            yield name, str(row[name])
     if row.get("advantage") is not None:
         yield "advantage", f"{row['advantage']:+.3f}"
     if numbers := {name: row[name] for name in _NUMBERS if row.get(name) is not None}:

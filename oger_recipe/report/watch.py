@@ -17,6 +17,7 @@ from oger_recipe.report.run_state import Note, Record, RunLog, RunState, Tail, i
 from oger_recipe.report.runs import state_text
 from oger_recipe.report.summary import add_step, clock, kept_evaluations, result
 from oger_recipe.report.terminal import figure, plain, sparkline, verdict_text
+from oger_recipe.run_folder.records import RESTARTING
 
 _OF_SOURCE = "reward/{source}"
 # The trends, in this order, of metrics that are known and not 0 throughout.
@@ -173,6 +174,8 @@ def doing(log: RunLog) -> str:
         return "preparing task and data"
     if last["event"] == "evaluating":
         return f"evaluating {moment(last)}"
+    if last["event"] == RESTARTING:
+        return f"waiting for restart {last['restart']} of {last['of']}"
     if last["event"] in _ALONE:
         return _ALONE[last["event"]]
     planned = log.planned_steps

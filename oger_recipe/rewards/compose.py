@@ -32,6 +32,7 @@ from oger_recipe.algorithm.credit import penalise_truncated
 from oger_recipe.algorithm.normalize import Running
 from oger_recipe.algorithm.step_credit import StepRewards
 from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.ranges import reward_fault
 from oger_recipe.rewards.by_steps import (
     compose_steps,
     step_errors,
@@ -39,7 +40,17 @@ from oger_recipe.rewards.by_steps import (
     weighted_steps,
     with_steps_of,
 )
-from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores, Source, of_rows, reason
+from oger_recipe.rewards.sources import (
+    ANSWER,
+    OVERFLOW,
+    Group,
+    Scores,
+    Source,
+    is_reward,
+    of_rows,
+    reason,
+    unfit_values,
+)
 from oger_recipe.rewards.spec import COMBINATIONS, GATES, NORMALIZE, SourceSpec
 
 _T = TypeVar("_T")
@@ -70,7 +81,8 @@ class Rewards:
     terms: source -> its weighted values, 0 where its gate is closed; said: ``source`` and ``source/component`` -> what
     it said, nan where it said nothing; errors: source -> row, counted over all groups -> why it has no value; dropped
     (bool [groups]): groups that have no advantage in this step; metrics: ``source/name`` -> a number about the step;
-    running: source -> statistics of all its values so far, where needed; steps: what each step of reasoning is paid,
+    running: source -> statistics of all its values so far, where needed; unfit (bool [groups, n]): rows whose terms
+    made a total that cannot be a reward, and is 0 now; steps: what each step of reasoning is paid,
     where an estimator takes that: then total and terms are sums over a row's steps; said_of_steps: source ->
     what it said of steps of reasoning, [groups, n, S], nan where there is no such step; asked: source -> rows that it
     was asked about; too_long: source -> those among them that failed as longer than its model reads; criteria: source
@@ -84,11 +96,31 @@ class Rewards:
     dropped: Tensor
     metrics: dict[str, float]
     running: dict[str, Running]
+    unfit: Tensor
     steps: StepRewards | None = None
     said_of_steps: dict[str, Tensor] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
     too_long: dict[str, int] = field(default_factory=dict)
     criteria: dict[str, dict[int, Mapping[str, float | None]]] = field(default_factory=dict)
+
+    def without_unfit(self) -> Rewards:
+        """Drop the groups of rows whose total cannot be a reward; such a row is a failure of its largest term."""
+        unfit = ~is_reward(self.total)
+        if not unfit.any():
+            return self
+        names, errors = list(self.terms), {name: dict(rows) for name, rows in self.errors.items()}
+        terms = torch.stack(list(self.terms.values()))
+        largest = terms.abs().nan_to_num(nan=torch.inf).argmax(dim=0)
+        for group, row in unfit.nonzero().tolist():
+            number, reward = int(largest[group, row]), self.total[group, row].item()
+            errors[names[number]][group * self.total.shape[1] + row] = (
+                f"its weighted value is {terms[number, group, row].item():g}, and the row's reward then {reward:g}, "
+                f"which is {reward_fault(reward)}"
+            )
+        total = self.total.masked_fill(unfit, 0.0)
+        steps = self.steps and self.steps.with_responses(total, unfit)
+        dropped = self.dropped | unfit.any(dim=1)
+        return replace(self, total=total, steps=steps, errors=errors, dropped=dropped, unfit=unfit)
 
 
 def rewards_of(
@@ -118,7 +150,7 @@ def rewards_of(
     combine = [spec.combine for spec in specs]
     steps = None if mask is None else compose_steps(terms, counts, combine, mask)
     dropped = [each.without if how.drops_group else each.left_out for each in every]
-    return Rewards(
+    rewards = Rewards(
         total=compose(terms, counts, combine) if steps is None else steps.total,
         terms={name: term.sum(dim=2) if term.ndim == 3 else term for name, term in zip(heard, terms, strict=True)},
         said={place: values for each in every for place, values in each.as_said()},
@@ -135,7 +167,9 @@ def rewards_of(
         asked={name: int(each.wanted.sum()) for name, each in heard.items()},
         too_long={name: len(_too_long(each.said)) for name, each in heard.items()},
         criteria={name: _by_row(each.said.criteria, size) for name, each in heard.items() if each.said.criteria},
+        unfit=torch.zeros_like(rule, dtype=torch.bool),
     )
+    return rewards.without_unfit()
 
 
 class _Contribution:
@@ -148,7 +182,8 @@ class _Contribution:
 
     def __init__(self, spec: SourceSpec, scores: Scores, wanted: Tensor, mask: Tensor | None, before: Running) -> None:
         self.spec, self.wanted, self.mask = spec, wanted, mask
-        self.said = scores if mask is None else _with_steps(spec, scores, wanted, mask)
+        said = scores if mask is None else _with_steps(spec, scores, wanted, mask)
+        self.said = _without_unfit(said, wanted, mask)
         self.failed = _failed(self.said)
         self.silent = torch.zeros_like(wanted) if self.said.silent is None else self.said.silent
         speaks = wanted & ~self.silent
@@ -201,6 +236,16 @@ def _with_steps(spec: SourceSpec, scores: Scores, wanted: Tensor, mask: Tensor) 
     return replace(scores, values=values, steps=steps, errors=errors, causes=causes)
 
 
+def _without_unfit(scores: Scores, wanted: Tensor, mask: Tensor | None) -> Scores:
+    """Count rows as failed whose value, or reward of a step where steps are paid, cannot be a reward."""
+    heard = wanted & ~_failed(scores)
+    heard = heard if scores.silent is None else heard & ~scores.silent
+    values = scores.values
+    if mask is not None and scores.steps is not None:  # the largest of a row; nan is no step
+        values = scores.steps.masked_fill(scores.steps.isnan(), 0.0).abs().amax(dim=2)
+    return replace(scores, errors={**scores.errors, **dict(unfit_values(values, heard))})
+
+
 def _with_worst(spec: SourceSpec, scores: Scores, known: Running, mask: Tensor | None) -> Scores:
     """Give a source's worst value to rows whose response made it fail, and drop their errors. The worst is what the
     source itself has there, else the entry's or the kind's, else the worst of the run so far, never better than 0."""
@@ -212,7 +257,7 @@ def _with_worst(spec: SourceSpec, scores: Scores, known: Running, mask: Tensor |
     for place in scores.causes:
         if place not in errors or left_out[place]:
             continue
-        if not values[place].isfinite():
+        if not is_reward(values[place]):
             if lowest is None:
                 continue
             values[place] = given[place] = lowest

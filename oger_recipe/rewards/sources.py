@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from oger_recipe.base.ranges import REWARD, reward_fault
 from oger_recipe.base.secrets import said_by
 from oger_recipe.grading.verdict import Graded
 
@@ -28,7 +29,8 @@ class Group:
     columns (both are empty where no source reads them, see Keys.reads_rows); teachers: texts of all teachers of the
     prompt; may_earn: the policy's own rows that a bonus is for; similarity (to the teachers) and entropy (nats) are
     nan where they are not known; steps: the responses' steps of reasoning, where a source reads them; tokens: how many
-    a response has; messages: the prompt as the data has it, where it has chat messages.
+    a response has; messages: the prompt as the data has it, where it has chat messages; log_prob: of the whole
+    response by the policy that sampled it, nan where it is not known.
     """
 
     uid: str
@@ -48,6 +50,7 @@ class Group:
     steps: list[list[str]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
+    log_prob: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,29 @@ def of_rows(groups: Sequence[Group], value: Callable[[Group], Sequence[float | b
     return torch.tensor([list(value(group)) for group in groups], **settings)
 
 
+def own_right_rows(groups: Sequence[Group]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the policy's right rows, those of them that may earn a bonus, and all of its rows, bool [groups, n]."""
+    own = ~of_rows(groups, lambda group: group.is_teacher)
+    right = own & of_rows(groups, lambda group: [each.verdict.score > 0 for each in group.graded])
+    return right, right & of_rows(groups, lambda group: group.may_earn), own
+
+
 def components_of(rows: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Tensor]:
     """Make tensors [groups, n] of components, nan if missing."""
     names = dict.fromkeys(name for group in rows for row in group for name in row)
     return {name: torch.tensor([[row.get(name, math.nan) for row in group] for group in rows]) for name in names}
+
+
+def unfit_values(values: Tensor, counted: Tensor) -> Iterator[tuple[tuple[int, int], str]]:
+    """Yield (group, row) and why, for each counted value (bool [groups, n]) that cannot be a reward."""
+    for group, row in (counted & ~is_reward(values)).nonzero().tolist():
+        value = values[group, row].item()
+        yield (group, row), f"its value is {value:g}, which is {reward_fault(value)}"
+
+
+def is_reward(values: Tensor) -> Tensor:
+    """Say of each number whether it can be a reward; nan and inf cannot."""
+    return (values >= REWARD.low) & (values <= REWARD.high)
 
 
 def reason(error: Exception) -> str:

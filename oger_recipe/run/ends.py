@@ -12,24 +12,37 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from oger_recipe.base.errors import RecipeError, RunDied, RunStopped
+from oger_recipe.base.errors import RecipeError, RunDied, RunFailed, RunStopped
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.base.secrets import hide_secrets, redacted
 from oger_recipe.run_folder import checkpoints
-from oger_recipe.run_folder.records import BEGAN, ENDED, STOP_ASKED, event
+from oger_recipe.run_folder.records import (
+    AFTER_STEP,
+    AT_ONCE,
+    BEGAN,
+    ENDED,
+    STOP_ASKED,
+    ask_to_stop,
+    event,
+    stop_asked,
+)
 
-_HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-_GOES_ON = 75  # "try again" among the exit codes of sysexits.h
+HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+CAN_RESUME = 75  # "try again" among the exit codes of sysexits.h
+_SAME_S = 0.3  # `pkill -f "oger train"` reaches the supervisor of restarts, too, which passes the signal on
 
 
 @contextlib.contextmanager
 def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> Iterator[None]:
-    """Make the first SIGINT, SIGTERM or SIGUSR1 end the block in order, and a second one at once.
+    """Make the first SIGINT, SIGTERM or SIGUSR1 end the block in order, and a second one at once. The same one
+    again within a moment does not count.
+
+    Where the run can save a checkpoint first (`ends_with_checkpoint`), the first SIGTERM or SIGUSR1 asks it to.
 
     Raises:
-        SystemExit: 130, 143 or 138 after a signal, as a shell reports of a process that the signal killed. 75 where
-            the run was asked to end after its step (`stops_after_step`) and has a new checkpoint to go on from: what
-            starts it again on that code gets further every time.
+        SystemExit: 130, 143 or 138 after a signal, as a shell reports of a process that the signal killed. 75 after
+            SIGTERM, and where the run was asked to end, if there is a newer checkpoint to resume from than at the
+            start: what starts the run again on that code gets further every time.
     """
     received: list[int] = []
     entered = time.time()
@@ -37,29 +50,42 @@ def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
 
     def stop(number: int, _: FrameType | None) -> None:
         received.append(number)
-        for each in _HEEDED:
+        for each in HEEDED:
             signal.signal(each, signal.SIG_DFL)
+        _ignore_same(number, signal.SIG_DFL)
         raise KeyboardInterrupt  # the one that Ray lets through
 
-    before = {each: signal.signal(each, stop) for each in _HEEDED}
+    asked = run_dir / STOP_ASKED
+    asked.unlink(missing_ok=True)  # of an attempt that was killed
+    before = {each: signal.signal(each, stop) for each in HEEDED}
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        after_step = isinstance(error, RunStopped) and not received
-        if not (received or after_step):
+        at_once, orderly = stop_asked(run_dir) == AT_ONCE, isinstance(error, RunStopped) and not received
+        if not (received or orderly or at_once):
             _record_end(run_dir, entered, str(error))
             raise
-        # Any error counts: workers may get the signal too, and break first.
-        number = received[0] if received else signal.SIGUSR1
-        where, rest = progress(run_dir, in_step=not after_step), _rest(run_dir, checkpoint_folder, argv)
-        why = f"stopped by {signal.Signals(number).name} {where}"
+        # Any error counts as the end after these: workers may get the signal too, and break first.
+        number = received[0] if received else signal.SIGTERM if at_once else signal.SIGUSR1
+        why = f"stopped by {signal.Signals(number).name} {progress(run_dir, in_step=not orderly)}"
+        if not (received or orderly):
+            why = f"after {signal.Signals(number).name}, {str(error).splitlines()[0]}"
         _record_end(run_dir, entered, why)
-        print(f"oger train: {why}; {rest}", file=sys.stderr, flush=True)
-        goes_on = after_step and _last_step(checkpoint_folder) > began
-        sys.exit(_GOES_ON if goes_on else 128 + number)
+        print(f"oger train: {why}; {_rest(run_dir, checkpoint_folder, argv)}", file=sys.stderr, flush=True)
+        resumable = orderly or number == signal.SIGTERM
+        got_further = _last_step(checkpoint_folder) not in (0, began)  # began may be of one that was found damaged
+        sys.exit(CAN_RESUME if resumable and got_further else 128 + number)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+        asked.unlink(missing_ok=True)
+
+
+def _ignore_same(number: int, then: Any) -> None:
+    """Ignore the signal for a moment; from then on, ``then`` handles it."""
+    signal.signal(number, signal.SIG_IGN)
+    time.sleep(_SAME_S)
+    signal.signal(number, then)
 
 
 def _record_end(run_dir: Path, since: float, why: str) -> None:
@@ -77,21 +103,47 @@ def _last_step(checkpoint_folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def stops_after_step(run_dir: Path) -> Iterator[None]:
-    """Let SIGUSR1 ask the run to end after its current step, by a file: the controller may be on another node."""
-    asked = run_dir / STOP_ASKED
+def ends_with_checkpoint(run_dir: Path, *, saves: bool) -> Iterator[None]:
+    """Let SIGUSR1 ask the run to end after its step, and SIGTERM at once, each with a checkpoint of the last step.
 
-    def ask(*_: object) -> None:
-        asked.touch()
-        os.write(1, b"oger train: SIGUSR1: the run ends after this step\n")  # a signal handler must not print
+    A second SIGTERM ends the block as before, and so does one before the controller is ready, or in a run that
+    ``saves`` no checkpoints.
+    """
 
-    asked.unlink(missing_ok=True)  # of an attempt that was killed
-    before = signal.signal(signal.SIGUSR1, ask)
+    def after_step(*_: object) -> None:
+        if stop_asked(run_dir) != AT_ONCE:
+            ask_to_stop(run_dir, AFTER_STEP)
+            _say(b"SIGUSR1: the run ends after this step")
+
+    def at_once(*_: object) -> None:
+        _ignore_same(signal.SIGTERM, before[signal.SIGTERM])
+        if saves and _is_ready(run_dir):
+            with contextlib.suppress(OSError):  # the disk may be full
+                ask_to_stop(run_dir, AT_ONCE)
+                _say(
+                    b"SIGTERM: the run saves a checkpoint of its last step and ends; a second SIGTERM ends it without"
+                )
+                return
+        signal.raise_signal(signal.SIGTERM)
+
+    ask_to_stop(run_dir, "")
+    asks = {signal.SIGUSR1: after_step, signal.SIGTERM: at_once}
+    before = {number: signal.signal(number, handler) for number, handler in asks.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGUSR1, before)
-        asked.unlink(missing_ok=True)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(line: bytes) -> None:
+    os.write(1, b"oger train: " + line + b"\n")  # a signal handler must not print
+
+
+def _is_ready(run_dir: Path) -> bool:
+    """Say whether this attempt's controller heeds what the run is asked."""
+    names = [record.get("event") for record in read_jsonl(run_dir / "events.jsonl")]
+    return next((name for name in reversed(names) if name in ("ready", BEGAN)), BEGAN) == "ready"
 
 
 @contextlib.contextmanager
@@ -99,7 +151,7 @@ def explained(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
     """Turn a failure into one message; the tracebacks of all processes go to logs/error.log.
 
     Raises:
-        RecipeError: the run failed; the message says of what.
+        RunFailed: the run failed; the message says of what.
     """
     try:
         yield
@@ -110,7 +162,7 @@ def explained(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
         with contextlib.suppress(OSError):  # the disk may be full
             log.write_text(redacted(traceback.format_exc()))
         reason = str(error) if isinstance(error, RunDied) else f"{type(error).__name__}: {error}"
-        raise RecipeError(
+        raise RunFailed(
             f"training stopped {progress(run_dir)}: {redacted(reason)}\n  {_rest(run_dir, checkpoint_folder, argv)}"
             f"\n  traceback: {log}"
         ) from None
@@ -136,10 +188,10 @@ def _rest(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> str:
     newest = checkpoints.newest_whole(checkpoints.found(checkpoint_folder))
     if newest is None:
         return "there is no checkpoint to resume from"
-    return f"the last checkpoint is of step {newest.step}; resume with: {continuing(argv, run_dir)}"
+    return f"the last checkpoint is of step {newest.step}; resume with: {resume_command(argv, run_dir)}"
 
 
-def continuing(argv: Sequence[str], run_dir: Path) -> str:
+def resume_command(argv: Sequence[str], run_dir: Path) -> str:
     """Turn the command line ``argv`` into one that resumes the run in ``run_dir``."""
     program = Path(argv[0])
     command = ["python", "-m", f"oger_recipe.cli.{program.stem}"] if program.suffix == ".py" else [program.name]

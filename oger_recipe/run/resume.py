@@ -1,14 +1,17 @@
 """Continuing a run: which checkpoint it goes on from, and which settings may differ from those it began with."""
 
 import argparse
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.run_folder import checkpoints
+from oger_recipe.run_folder.hashes import altered
 from oger_recipe.settings.fields import FREE, Rules
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.oger import RULES
@@ -65,18 +68,22 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any
 
 
 def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:
-    """Choose the checkpoint to resume from, with a sentence for each newer one that was passed over.
+    """Choose the newest whole checkpoint to resume from, with sentences on newer ones and on how it was compared.
 
     Raises:
-        RecipeError: there is none, or the run would write over what it has not written.
+        RecipeError: there is none.
     """
-    there = checkpoints.found(folder)
-    chosen = checkpoints.newest_whole(there)
+    there = {one.step: one for one in checkpoints.found(folder)}
+    while (chosen := checkpoints.newest_whole(there.values())) and (fault := _fault(folder, chosen)):
+        there[chosen.step] = replace(chosen, fault=fault)
+    newer = [one for one in there.values() if chosen is None or one.step > chosen.step]
+    passed = [f"the checkpoint of step {one.step} is skipped: {one.fault}" for one in newer]
     if chosen is not None:
-        checkpoints.refuse_foreign(folder, [one for one in there if one.step > chosen.step])
-    newer = there if chosen is None else [one for one in there if one.step > chosen.step]
-    passed = [f"the checkpoint of step {one.step} is skipped: {one.fault}" for one in newer if one.fault]
-    if chosen is not None:
+        aside = [str(one.step) for one in newer if one.foreign]
+        if aside:
+            passed.append(f"files of step {', '.join(aside)} are kept: they get the ending .set-aside")
+        if not chosen.hashes:
+            passed.append(f"the checkpoint of step {chosen.step} has no hashes: only its files' sizes were compared")
         return chosen, passed
     best = checkpoints.newest_whole(checkpoints.found(folder / checkpoints.BEST))
     hint = (
@@ -92,6 +99,13 @@ def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:
     )
 
 
+def _fault(folder: Path, one: checkpoints.Checkpoint) -> str | None:
+    try:
+        return altered(folder, one)
+    except OSError as error:
+        return f"{error.filename} cannot be read now ({error.strerror})"
+
+
 def check_learnt(value: Mapping[str, Any], folder: Path, chosen: checkpoints.Checkpoint) -> None:
     """Raise RecipeError where the checkpoint lacks what a source of reward that learns had learnt."""
     for spec in sources_of(value["oger.reward.sources"]):
@@ -104,8 +118,16 @@ def check_learnt(value: Mapping[str, Any], folder: Path, chosen: checkpoints.Che
 
 
 def load(folder: Path, chosen: checkpoints.Checkpoint) -> None:
-    """Make OpenRLHF load the chosen checkpoint, and remove what is left of writes that broke off."""
+    """Make OpenRLHF load the chosen checkpoint; remove what is left of writes that broke off, and make way for later
+    steps, without a loss of files that nobody knows to be the run's."""
     for one in checkpoints.found(folder):
-        if not one.finished:
+        newer = one.step > chosen.step
+        if newer and one.foreign:
+            checkpoints.set_aside(folder, one.step)
+        elif newer and one.fault is None:
+            with contextlib.suppress(OSError):  # it counts again once it can be read, unless the run is there by then
+                if fault := altered(folder, one):
+                    checkpoints.add(folder, one.step, fault=fault)
+        elif not (one.finished or one.foreign):
             checkpoints.remove(folder, one.step)
     checkpoints.point_at(folder, chosen.step)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from oger_recipe.base.files import to_json
 from oger_recipe.base.imports import installed
 from oger_recipe.base.machine import machine
 from oger_recipe.base.secrets import handed_on
+from oger_recipe.checks.disk import sizes as sizes_on_disk
 from oger_recipe.checks.job import Job
 from oger_recipe.checks.machine import gpus_by_role, gpus_found, machine_problems
 from oger_recipe.checks.model_files import fault
@@ -29,20 +30,22 @@ from oger_recipe.checks.settings import models_of_run, recipe_problems, refuse, 
 from oger_recipe.grading.pool import GradingSettings
 from oger_recipe.lab.built_in_models import PRMS
 from oger_recipe.run import resume
-from oger_recipe.run.ends import explained, stoppable, stops_after_step, typed
+from oger_recipe.run.ends import ends_with_checkpoint, explained, stoppable, typed
 from oger_recipe.run.inputs import leaves_task_unused, with_task, write_data
 from oger_recipe.run.rows import needs_hub, sizes
 from oger_recipe.run.sft import supervise
-from oger_recipe.run_folder import own_files
+from oger_recipe.run.supervision import Supervised
+from oger_recipe.run_folder import own_files, room
 from oger_recipe.run_folder.attempt import (
+    begin_again,
     begin_anew,
     check_continued,
     check_folder,
     check_free,
     check_inputs,
     cut_back,
-    go_on,
     locked,
+    mark_resumed,
     trained,
 )
 from oger_recipe.run_folder.records import BEGAN, event
@@ -51,9 +54,16 @@ from oger_recipe.settings.flags import flags_of
 from oger_recipe.settings.recipe_file import set_in, write_resolved
 
 
-def train(job: Job, parser: argparse.ArgumentParser, *, dry_run: bool = False, overwrite: bool = False) -> None:
+def train(
+    job: Job,
+    parser: argparse.ArgumentParser,
+    *,
+    dry_run: bool = False,
+    overwrite: bool = False,
+    supervisor: Supervised | None = None,
+) -> None:
     """Run one training job; a dry run goes the same way up to the start, without the run's folder, and says what the
-    job would do.
+    job would do. ``supervisor``: of the command, if it restarts a run that fails.
 
     Raises:
         RecipeError: the run cannot start, and nothing was started; or it failed.
@@ -68,7 +78,7 @@ def train(job: Job, parser: argparse.ArgumentParser, *, dry_run: bool = False, o
     checks: tuple[Callable[[], None], ...] = (
         lambda: refuse(_lacking(job)),
         lambda: _check_here(job),
-        lambda: _check_attempt(job, parser, overwrite=overwrite),
+        lambda: _check_attempt(job, parser, supervisor, overwrite=overwrite),
     )
     if dry_run:
         _plan(job, [str(error) for error in map(_refusal, checks) if error])
@@ -76,13 +86,26 @@ def train(job: Job, parser: argparse.ArgumentParser, *, dry_run: bool = False, o
     for check in checks:
         check()
     try:
-        with locked(job.run_dir) as lock, stoppable(job.run_dir, job.checkpoints, sys.argv):
+        with _lock(job, supervisor) as lock, stoppable(job.run_dir, job.checkpoints, sys.argv):
+            held = (lock, supervisor.line) if supervisor else (lock,)
             try:
-                _attempt(job, parser, lock, overwrite=overwrite, started=started)
+                _attempt(job, parser, held, supervisor, overwrite=overwrite, started=started)
             finally:
                 own_files.note_models(job.run_dir)
     finally:
         page_at_end(job.run_dir)
+
+
+@contextlib.contextmanager
+def _lock(job: Job, supervisor: Supervised | None) -> Iterator[int]:
+    """Hold the run folder's lock, which a supervisor keeps from the first attempt on."""
+    if supervisor is not None and supervisor.lock is not None:
+        yield supervisor.lock
+        return
+    with locked(job.run_dir, supervisor.pid if supervisor else None) as lock:
+        if supervisor is not None:
+            supervisor.keep(lock, job.run_dir, job.checkpoints)
+        yield lock
 
 
 def _without_unused_task(job: Job) -> Job:
@@ -119,11 +142,15 @@ def _check_here(job: Job) -> None:
         raise RecipeError(refusal)
 
 
-def _check_attempt(job: Job, parser: argparse.ArgumentParser, *, overwrite: bool) -> None:
+def _check_attempt(
+    job: Job, parser: argparse.ArgumentParser, supervisor: Supervised | None, *, overwrite: bool
+) -> None:
     """Raise RecipeError where the run may not begin in its folder, or not resume there with these settings."""
-    check_free(job.run_dir)
+    if supervisor is None or supervisor.lock is None:
+        check_free(job.run_dir)
     if not job.resumes:
-        check_folder(job.run_dir, job.checkpoints, overwrite=overwrite)
+        begins_again = supervisor is not None and supervisor.begins_again
+        check_folder(job.run_dir, job.checkpoints, overwrite=overwrite or begins_again)
         check_inputs(job.run_dir, job.value)
         return
     checkpoint, passed_over = resume.choose(job.checkpoints)
@@ -181,21 +208,34 @@ def _prepared(value: Mapping[str, Any]) -> tuple[Size, Size | None]:
     return Size.of_counts(training), Size.of_counts(evaluation) if evaluation else None
 
 
-def _attempt(job: Job, parser: argparse.ArgumentParser, lock: int, *, overwrite: bool, started: float) -> None:
+def _attempt(
+    job: Job,
+    parser: argparse.ArgumentParser,
+    held: Sequence[int],
+    supervisor: Supervised | None,
+    *,
+    overwrite: bool,
+    started: float,
+) -> None:
     """Make one attempt at the run whose folder is held: begin it, or resume where the last one broke off."""
     job = job.having(with_template(with_task(job.value)))
     built = time.time()
     if job.resumes:
         checkpoint, _ = resume.choose(job.checkpoints)
-        go_on(job.run_dir)
+        mark_resumed(job.run_dir)
         cut_back(job.run_dir, checkpoint.step)
         resume.load(job.checkpoints, checkpoint)
+    elif supervisor is not None and supervisor.begins_again:
+        begin_again(job.run_dir, job.checkpoints)
     else:
         if overwrite:  # only a run with data to train on removes the earlier one
             with contextlib.redirect_stdout(io.StringIO()):  # write_data says it again below
                 _prepared(job.value)
         begin_anew(job.run_dir, job.checkpoints, overwrite=overwrite)
-    event(job.run_dir, BEGAN, since=started, resumed_at=checkpoint.step if job.resumes else 0)
+    resumed_at = checkpoint.step if job.resumes else 0
+    event(job.run_dir, BEGAN, since=started, resumed_at=resumed_at)
+    if supervisor is not None:
+        supervisor.began(resumed_at)
     prepared_data, grading, _ = write_data(job.value, job.run_dir)
     _write_identity(job)
     job = job.having(prepared_data)
@@ -204,11 +244,16 @@ def _attempt(job: Job, parser: argparse.ArgumentParser, lock: int, *, overwrite:
         job = job.having({"actor.model_name_or_path": str(supervise(job))})
     supervised = time.time()
     seconds = {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}
-    _launch(job, flags_of(job.value, parser), grading, seconds, started, lock)
+    _launch(job, flags_of(job.value, parser), grading, seconds, started, held)
 
 
 def _launch(
-    job: Job, flags: list[str], grading: GradingSettings, seconds: dict[str, float], started: float, lock: int
+    job: Job,
+    flags: list[str],
+    grading: GradingSettings,
+    seconds: dict[str, float],
+    started: float,
+    held: Sequence[int],
 ) -> None:
     """Launch the run; ``seconds``: of the stages before."""
     from oger_recipe.pipeline.driver.launch import launch
@@ -217,11 +262,22 @@ def _launch(
 
     value, run_dir = job.value, job.run_dir
     gpus = value["oger.logical_gpus"] or sum(gpus_by_role(value).values())
-    environment = {"OGER_GRADING": grading.to_json()} | handed_on(value, run_dir) | remote_code.environment(value)
+    environment = {"OGER_GRADING": grading.to_json(), room.ENVIRONMENT: to_json(sizes_on_disk(value))}
+    environment |= handed_on(value, run_dir) | remote_code.environment(value)
     verbose = value["oger.verbose"]
     report = Report(run_dir, seconds, started)
-    with explained(run_dir, job.checkpoints, sys.argv), stops_after_step(run_dir), Console(report):
-        launch(flags, run_dir, cpu=job.cpu, logical_gpus=gpus, verbose=verbose, environment=environment, lock=lock)
+    ends = ends_with_checkpoint(run_dir, saves=not value["ckpt.disable_ds"])
+    with explained(run_dir, job.checkpoints, sys.argv), ends, Console(report):
+        launch(
+            flags,
+            run_dir,
+            cpu=job.cpu,
+            logical_gpus=gpus,
+            verbose=verbose,
+            environment=environment,
+            held=held,
+            stall_minutes=value["oger.stall_minutes"],
+        )
 
 
 def page_at_end(run_dir: Path) -> None:

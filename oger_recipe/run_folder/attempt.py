@@ -12,16 +12,19 @@ from typing import Any
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import atomic_write, read_jsonl, write_jsonl
 from oger_recipe.run_folder import checkpoints, own_files
+from oger_recipe.run_folder.records import BEGAN, ENDED, RESTARTING
 
 _LOCK = ".oger-lock"
 _CLEARED_WITHIN_S = 40  # what the watcher of a killed run may take
 _NAMED = 5  # files in a message
+_OF_ATTEMPTS = (BEGAN, ENDED, RESTARTING)
 
 
 @contextlib.contextmanager
-def locked(run_dir: Path) -> Iterator[int]:
-    """Hold the run folder's lock for this process, and for the watcher that gets the descriptor.
+def locked(run_dir: Path, holder: int | None = None) -> Iterator[int]:
+    """Hold the run folder's lock for this process, and for those that get the descriptor: a watcher, a supervisor.
 
+    holder: id of the process to name to others, if it is not this one.
     Raises:
         RecipeError: a live run writes there.
     """
@@ -29,7 +32,7 @@ def locked(run_dir: Path) -> Iterator[int]:
     with (run_dir / _LOCK).open("a+") as lock:
         _take(lock.fileno(), run_dir)
         lock.truncate(0)
-        lock.write(f"{os.getpid()} {socket.gethostname()} {_process_names()}\n")
+        lock.write(f"{holder or os.getpid()} {socket.gethostname()} {_process_names()}\n")
         lock.flush()
         yield lock.fileno()
 
@@ -212,9 +215,10 @@ def _others(run_dir: Path) -> bool:
     return run_dir.is_dir() and any(path.name != _LOCK for path in run_dir.iterdir())
 
 
-def begin_anew(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> None:
+def begin_anew(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool, logs: bool | None = None) -> None:
     """Remove what an earlier attempt wrote in the folder, and mark it as a run's.
 
+    logs: remove its logs, too; without a word where it overwrites.
     Raises:
         RecipeError: see `check_folder`.
     """
@@ -223,12 +227,31 @@ def begin_anew(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> No
         for checkpoint in checkpoints.found(folder):
             checkpoints.remove(folder, checkpoint.step)
     if own_files.is_marked(run_dir):
-        for name in own_files.remove(run_dir, logs=overwrite):
+        for name in own_files.remove(run_dir, logs=overwrite if logs is None else logs):
             print(f"note: kept {run_dir / name}, which no run has recorded as its own", flush=True)
     own_files.begin(run_dir)
 
 
-def go_on(run_dir: Path) -> None:
+def begin_again(run_dir: Path, checkpoint_folder: Path) -> None:
+    """Begin anew after attempts that saved nothing; keep their logs, and what events.jsonl says of their ends.
+
+    Raises:
+        RecipeError: something was saved; or see `check_folder`.
+    """
+    if saved_something(run_dir, checkpoint_folder):
+        raise RecipeError(f"the run in {run_dir} has saved something that a restart from the beginning would remove")
+    events = read_jsonl(run_dir / "events.jsonl")
+    begin_anew(run_dir, checkpoint_folder, overwrite=True, logs=False)
+    write_jsonl((each for each in events if each.get("event") in _OF_ATTEMPTS), run_dir / "events.jsonl")
+
+
+def saved_something(run_dir: Path, checkpoint_folder: Path) -> bool:
+    """Say whether the run wrote a checkpoint to its end, or its model."""
+    folders = (*_with_best(checkpoint_folder), *_with_best(run_dir / "checkpoints"))
+    return (run_dir / "model").exists() or any(one.finished for each in folders for one in checkpoints.found(each))
+
+
+def mark_resumed(run_dir: Path) -> None:
     """Mark the folder of a run that resumes, unless a run of an earlier version is there: that stays unmarked.
 
     Raises:

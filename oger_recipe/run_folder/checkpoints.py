@@ -3,14 +3,16 @@
 A checkpoint of step N is ``_actor/global_stepN`` and ``_critic/global_stepN`` (DeepSpeed's), ``global_stepN_hf``,
 ``_sources/global_stepN`` (sources of reward that learn, each in a folder of its name), and ``global_stepN.json``, its
 manifest, which is written first, so that everybody can see who writes the rest, and again as the last one, with the
-size of every file. The best one by an evaluation lies in the same form in the folder ``best``, so that it never stands
-for the last one. What has no manifest was written by others, and stays.
+size of every file. Hashes follow (`hashes`): until then, sizes are all that a resume can compare. The best one by an
+evaluation lies in the same form in the folder ``best``, so that it never stands for the last one. What has no manifest
+that can be read may be of others, and is never removed.
 """
 
 import contextlib
+import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from oger_recipe.base.files import atomic_write, remove_empty, to_json
 
 BEST = "best"  # folder, and the beginning of OpenRLHF's names for the best checkpoints
 _NAME = "global_step"
+_ASIDE = "set-aside"
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,11 @@ class Checkpoint:
     step: int
     fault: str | None
     finished: bool = True  # its manifest has been written the second time
-    foreign: bool = False  # files without any manifest
+    foreign: bool = False  # files without a manifest that can be read
     size: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    hashes: dict[str, str] = field(default_factory=dict)  # of its files; none of an earlier version, or not yet
 
 
 def begin(folder: Path, step: int) -> None:
@@ -58,21 +63,34 @@ def found(folder: Path) -> list[Checkpoint]:
 
 
 def _read(folder: Path, step: int) -> Checkpoint:
-    manifest = _read_manifest(folder, step)
-    if manifest is None or not {"files", "facts"} <= manifest.keys():
-        foreign = manifest is None and bool(_files(folder, step))
-        return Checkpoint(step, "it was not written completely", finished=False, foreign=foreign)
+    try:
+        manifest = _read_manifest(folder, step)
+    except ValueError as error:
+        return Checkpoint(step, f"{_manifest(folder, step).name} is damaged: {error}", finished=False, foreign=True)
+    if manifest is None and _files(folder, step):
+        missing = f"there is no {_manifest(folder, step).name}, which a whole checkpoint has"
+        return Checkpoint(step, missing, finished=False, foreign=True)
+    if manifest is None or "facts" not in manifest:
+        return Checkpoint(step, "it was not written completely", finished=False)
     files = manifest["files"]
-    return Checkpoint(step, _fault(folder, files), size=sum(files.values()), facts=manifest["facts"])
+    return Checkpoint(
+        step,
+        manifest.get("fault") or _fault(folder, files),
+        size=sum(files.values()),
+        facts=manifest["facts"],
+        files=tuple(files),
+        hashes=manifest.get("hashes", {}),
+    )
 
 
 def _fault(folder: Path, files: dict[str, int]) -> str | None:
     for name, size in files.items():
-        path = folder / name
-        if not path.is_file():
+        try:
+            found = (folder / name).stat().st_size
+        except (OSError, ValueError):
             return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size} of {size} bytes"
+        if found != size:
+            return f"{name} has {found} of {size} bytes"
     if not any(name.startswith("_actor/") for name in files):
         return "it has the weights, but not the optimizer's state (ckpt.disable_ds)"
     return None
@@ -84,14 +102,15 @@ def newest_whole(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
 
 
 def refuse_foreign(folder: Path, there: Iterable[Checkpoint]) -> None:
-    """Raise RecipeError where a checkpoint has files, but no manifest."""
+    """Raise RecipeError where a checkpoint has files, but no manifest that can be read."""
     for one in there:
         if one.foreign:
+            manifest = _manifest(folder, one.step)
+            but = f"{manifest.name} is damaged" if manifest.exists() else f"no {manifest.name}"
             raise RecipeError(
-                f"ckpt.path {folder} has files of step {one.step}, but no {_manifest(folder, one.step).name}: "
-                "OpenRLHF "
-                "itself may have written them, or an earlier version that was killed, and this run would overwrite "
-                "them; move them away, or choose another ckpt.path"
+                f"ckpt.path {folder} has files of step {one.step}, but {but}: OpenRLHF itself may have written them, "
+                "or an earlier version that was killed, and this run would overwrite them; move them away, or choose "
+                "another ckpt.path"
             )
 
 
@@ -113,21 +132,43 @@ def removable(checkpoints: Iterable[Checkpoint], newest: int, *, max_num: int, m
 
 
 def remove(folder: Path, step: int) -> None:
-    """Remove the files that a step's manifest names, or all of a broken-off write; without a manifest, empty folders.
+    """Remove the files that a step's manifest names, or all of a broken-off write; without a manifest, empty folders;
+    nothing where the manifest is damaged.
 
     Changes the manifest first: what is left of a removal that breaks off is no checkpoint.
     """
-    manifest = _read_manifest(folder, step)
+    try:
+        manifest = _read_manifest(folder, step)
+    except ValueError:
+        return
     if manifest is not None:
         there = {str(path.relative_to(folder)): path for path in _files(folder, step)}
-        files = manifest.get("files", there)
-        _write_manifest(folder, step, {"files": list(files)})
+        files = [name for name in manifest.get("files", there) if _is_text(name)]
+        _write_manifest(folder, step, {"files": files})
         for name in there.keys() & set(files):
             there[name].unlink()
     for part in _parts(folder, step):
         remove_empty(part)
     if manifest is not None:
         _manifest(folder, step).unlink()
+
+
+def set_aside(folder: Path, step: int) -> None:
+    """Rename what lies under the names of a step's checkpoint, so that the run can write its own there."""
+    there = [path for path in (*_parts(folder, step), _manifest(folder, step)) if path.exists()]
+    for number in itertools.count(1):
+        targets = [path.with_name(f"{path.name}.{_ASIDE}-{number}") for path in there]
+        if not any(target.exists() for target in targets):
+            break
+    for path, target in zip(there, targets, strict=True):
+        path.rename(target)
+
+
+def add(folder: Path, step: int, **facts: Any) -> None:
+    """Add to a sealed checkpoint's manifest: ``hashes`` of its files, or the ``fault`` that they have shown."""
+    manifest = _read_manifest(folder, step)
+    if manifest is not None and "facts" in manifest:
+        _write_manifest(folder, step, manifest | facts)
 
 
 def point_at(folder: Path, step: int) -> None:
@@ -165,11 +206,42 @@ def _manifest(folder: Path, step: int) -> Path:
 
 
 def _read_manifest(folder: Path, step: int) -> dict[str, Any] | None:
+    """Return the manifest, None where there is none. Raises ValueError for a file that is none."""
     try:
-        manifest = json.loads(_manifest(folder, step).read_text())
-    except (OSError, ValueError):
+        text = _manifest(folder, step).read_bytes()
+    except FileNotFoundError:
         return None
-    return manifest if isinstance(manifest, dict) and manifest.get("step") == step else None
+    except OSError as error:
+        raise ValueError(error.strerror) from None
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    if not isinstance(manifest, dict) or type(manifest.get("step")) is not int or manifest["step"] != step:
+        raise ValueError(f"it is not of step {step}")
+    sealed = "facts" in manifest
+    shapes = {
+        "facts": lambda value: isinstance(value, dict),
+        "files": lambda value: _is_map(value, _is_size) if sealed else isinstance(value, list),
+        "hashes": lambda value: _is_map(value, _is_text),
+        "fault": _is_text,
+    }
+    for key, fits in shapes.items():
+        if (sealed and key == "files" or key in manifest) and not fits(manifest.get(key)):
+            raise ValueError(f"{key} is not what a run writes there")
+    return manifest
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value == value.encode(errors="ignore").decode()  # which JSON need not be
+
+
+def _is_map(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(_is_text(name) and fits(each) for name, each in value.items())
 
 
 def _write_manifest(folder: Path, step: int, content: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ _FILES = (
     TRACKERS, MLFLOW,
 )  # fmt: skip
 _MODELS = ("model", "model_critic", "supervised_model", "supervised_checkpoints")  # whose files are noted down
-_FOLDERS = ("data", "samples", "eval", "curves", "logs", "tensorboard", "checkpoints", *_MODELS)
+_FOLDERS = ("data", "samples", "skipped", "eval", "curves", "logs", "tensorboard", "checkpoints", *_MODELS)
 
 
 def begin(run_dir: Path) -> None:
@@ -122,7 +122,7 @@ def _there(run_dir: Path) -> Iterator[str]:
             yield from sorted(os.path.relpath(os.path.join(folder, name), run_dir) for name in [*files, *links])
 
 
-_OF_STEPS = r"(samples/step_|eval/step_)(?P<step>\d+)\.(jsonl|json|md)"
+_OF_STEPS = r"(samples/step_|skipped/step_|eval/step_)(?P<step>\d+)\.(jsonl|json|md)"
 
 
 @functools.cache
@@ -137,7 +137,8 @@ def _names() -> re.Pattern[str]:
                 r"data/(train\.jsonl|teachers\.arrow|eval\.jsonl|counts\.json|supervised\.jsonl)",
                 _OF_STEPS,
                 rf"curves/({'|'.join(CURVES)})\.png",
-                rf"logs/(driver|error|supervised|({'|'.join(NAMES)})(-\d+)?)\.log",
+                r"logs/stacks-\d{8}-\d{6}\.txt",
+                rf"logs/(rank-\d+/)?(driver|error|supervised|({'|'.join(NAMES)})(-\d+)?)\.log",
                 r"tensorboard/(.+/)?events\.out\.tfevents\..+",
                 r"checkpoints/(best/)?(global_step\d+\.json|_(actor|critic)/(latest|zero_to_fp32\.py))",
             ]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from oger_recipe.algorithm.advantage import BASELINES
+from oger_recipe.algorithm.credit import RIGHT_ESTIMATORS, ROLLOUT_ADVANTAGES
 from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS, SCHEDULES, SHAPINGS
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.algorithm.token_stats import ENTROPY_POSITIONS
@@ -54,6 +55,18 @@ class AdvantageSettings(Section):
     )
     advantage_baseline: str = setting(
         "group", "take the mean (and std) over the hybrid group, or over its rollouts", choices=BASELINES, needs=TAUGHT
+    )
+    pass_at_k: int = setting(
+        4,
+        "k of pass@k training: how many rows of a group share a reward, 1 where one of them is right",
+        range=COUNT,
+        needs=need("algo.advantage.estimator", *RIGHT_ESTIMATORS),
+    )
+    rollout_advantage: str = setting(
+        "estimator",
+        "advantage of rollouts: the estimator's, or sign_exp_entropy (SRFT): 0.1 exp(H) for right ones, H the "
+        "policy's mean entropy over the response, and -1 for wrong ones; teachers keep the estimator's",
+        choices=ROLLOUT_ADVANTAGES,
     )
     prefix_reward_weight_alpha: float = setting(
         1.0, "weight of the advantage on teacher tokens", range=WEIGHT, needs=_TEACHER_ADVANTAGES

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from oger_recipe.algorithm.batches import RATIO_LEVELS
-from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES
+from oger_recipe.algorithm.exploration import SCHEDULES, scheduled_weight
+from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES, TOKEN_WEIGHTS
 from oger_recipe.algorithm.reshape import RESHAPES
-from oger_recipe.base.ranges import POSITIVE, WEIGHT
+from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, POSITIVE, WEIGHT
 from oger_recipe.settings.fields import Need, Section, need, need_reader, setting
 from oger_recipe.settings.teachers import TAUGHT
 
@@ -17,8 +18,9 @@ _RESHAPED = (
 )
 _SUPERVISED = (
     TAUGHT,
-    need("oger.off_policy_loss", *(name for name, each in TEACHER_LOSSES.items() if each.apart)),
+    need("oger.off_policy_loss", *(name for name, each in TEACHER_LOSSES.items() if each.supervised)),
 )
+_SCHEDULED = (*_SUPERVISED, need("oger.sft_loss_schedule", *(name for name in SCHEDULES if name != "constant")))
 
 
 def _read(name: str) -> Need:
@@ -51,10 +53,36 @@ class LossSettings(Section):
         False, "use p / (the teacher's own probability) in place of f(p), where the data has it", needs=_RESHAPED
     )
     off_policy_loss: str = setting(
-        "reshape", "loss of teacher tokens: -A f(p), PPO's, or supervised", choices=TEACHER_LOSSES, needs=TAUGHT
+        "reshape",
+        "loss of teacher tokens: -A f(p), PPO's, supervised, or the first and the supervised one",
+        choices=TEACHER_LOSSES,
+        needs=TAUGHT,
     )
-    sft_loss_coef: float = setting(
-        1.0, "weight of the supervised loss under off_policy_loss sft", range=WEIGHT, needs=_SUPERVISED
+    sft_token_weight: str = setting(
+        "none",
+        "weight of each token's -log p in the supervised loss: none, p_times_1mp (CHORD's p (1 - p)), or "
+        "exp_neg_entropy (SRFT's exp(-H), H the policy's mean entropy over the teacher's response)",
+        choices=TOKEN_WEIGHTS,
+        needs=_SUPERVISED,
+    )
+    sft_loss_coef: float = setting(1.0, "mu: the weight of the supervised loss", range=WEIGHT, needs=_SUPERVISED)
+    sft_loss_mixture: bool = setting(
+        False, "weigh the other loss by 1 - mu, so that mu moves between the two (CHORD)", needs=_SUPERVISED
+    )
+    sft_loss_schedule: str = setting(
+        "constant",
+        "schedule of mu over the steps, from sft_loss_coef to sft_loss_coef_end",
+        choices=SCHEDULES,
+        needs=_SUPERVISED,
+    )
+    sft_loss_coef_end: float = setting(
+        0.0, "mu at the end of a linear or cosine schedule", range=WEIGHT, needs=_SCHEDULED
+    )
+    sft_loss_schedule_steps: int | None = setting(
+        None, "steps of the schedule (default: all steps of the run after the warm-up)", range=COUNT, needs=_SCHEDULED
+    )
+    sft_loss_warmup_steps: int = setting(
+        0, "steps before the schedule over which mu grows from 0", range=COUNT_OR_NONE, needs=_SUPERVISED
     )
     on_policy_reshape: str = setting(
         "no_reshape", "reshape the ratio of rollout tokens: one of the same names; no_reshape: the plain ratio"
@@ -87,3 +115,21 @@ class LossSettings(Section):
     chunked_token_stats: bool = setting(
         True, ("compute logits for a few tokens at a time and keep none, to save memory")
     )
+
+    @property
+    def sft_loss_moves(self) -> bool:
+        """Whether the weight of the supervised loss depends on the step."""
+        moves = self.sft_loss_schedule != "constant" or self.sft_loss_warmup_steps > 0
+        return TEACHER_LOSSES[self.off_policy_loss].supervised and moves
+
+    def sft_loss_coef_at(self, step: int, planned_steps: int) -> float:
+        """Return the weight of the supervised loss at a step (from 1) of a run."""
+        warmup = self.sft_loss_warmup_steps
+        return scheduled_weight(
+            step,
+            start=self.sft_loss_coef,
+            end=self.sft_loss_coef_end,
+            steps=self.sft_loss_schedule_steps or planned_steps - max(warmup - 1, 0),
+            schedule=self.sft_loss_schedule,
+            warmup=warmup,
+        )

@@ -8,6 +8,7 @@ from typing import Any, Self, get_type_hints
 from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
 from oger_recipe.settings import upstream
+from oger_recipe.settings.alarms import AlarmSettings
 from oger_recipe.settings.credit import AdvantageSettings, BonusSettings
 from oger_recipe.settings.critic import CriticSettings
 from oger_recipe.settings.encoder import EmbeddingSettings
@@ -41,6 +42,7 @@ class OgerSettings:
     critic: CriticSettings = CriticSettings()
     sft: SftSettings = SftSettings()
     guards: GuardSettings = GuardSettings()
+    alarms: AlarmSettings = AlarmSettings()
     task: TaskSettings = TaskSettings()
 
     @classmethod

@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any, NoReturn
 
-from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, STEP_ESTIMATORS
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, RIGHT_ESTIMATORS, STEP_ESTIMATORS
 from oger_recipe.algorithm.token_stats import KL_ESTIMATORS
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.ranges import NEGATIVE
@@ -71,7 +71,7 @@ def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
             kind = {"action": argparse.BooleanOptionalAction}
         group.add_argument(f"--{each.flag}", default=each.default, help=each.help.replace("%", "%%"), **kind)
     ours = {
-        "algo.advantage.estimator": OrOwn.of((*ESTIMATORS, *BATCH_ESTIMATORS, *STEP_ESTIMATORS)),
+        "algo.advantage.estimator": OrOwn.of((*ESTIMATORS, *RIGHT_ESTIMATORS, *BATCH_ESTIMATORS, *STEP_ESTIMATORS)),
         "algo.kl.estimator": (*KL_ESTIMATORS,),
     }
     for action in parser._actions:

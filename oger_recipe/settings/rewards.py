@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from oger_recipe.base.ranges import COUNT, SHARE, WEIGHT
+from oger_recipe.base.ranges import SHARE, WEIGHT
 from oger_recipe.rewards.compose import ON_ERROR
 from oger_recipe.rewards.kinds import kind_of
 from oger_recipe.rewards.kinds.entries import DEFAULT, as_today, models_of
@@ -72,12 +72,6 @@ class RewardSettings(Section):
         "cache folder for replies of judges and heads, shared by runs; empty: no cache",
         needs=Need("a source that asks a model (oger.reward.sources)", lambda oger, value: oger.reward.asks_models),
         resume=FREE,
-    )
-    watch_steps: int = setting(10, "steps that oger.reward.watch looks back over", range=COUNT)
-    watch: bool = setting(
-        True,
-        "warn when a source pays for length or form, or ranks answers against the rule, and when held-out "
-        "accuracy falls while the trained reward rises",
     )
 
     @property

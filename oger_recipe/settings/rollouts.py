@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, TOP_K, WEIGHT
 from oger_recipe.data.templates import TEMPLATES
-from oger_recipe.settings.fields import FREE, OF_LENGTHS, Section, setting
+from oger_recipe.settings.fields import FREE, OF_LENGTHS, Section, need, setting
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class RolloutSettings(Section):
         "leave longer prompts out and count them (drop), or refuse to start (refuse)",
         choices=("drop", "refuse"),
     )
+    deterministic: bool = setting(
+        True,
+        "seed each rollout by train.seed, the step and its prompt's place, so that two runs of one command are equal; "
+        "on a CPU it takes 11% of the time of sampling",
+    )
     top_k: int = setting(-1, "top-k of the rollouts; -1: all tokens", range=TOP_K)
     stop: tuple[str, ...] = setting((), "texts that end a response (default: the prompt template's)")
     stop_kept: tuple[str, ...] = setting(
@@ -40,6 +45,15 @@ class RolloutSettings(Section):
     )
     stop_token_ids: tuple[int, ...] = setting(
         (), "tokens that end a response (default: the prompt template's)", range=COUNT_OR_NONE
+    )
+
+    dynamic_filtering_max_batches: int = setting(
+        10,
+        "prompts sampled for one step, at most, in batches of rollout.batch_size, where groups without variance are "
+        "left out and others sampled in their place. If groups are still missing, the first ones left out fill "
+        "the step",
+        range=COUNT,
+        needs=need("algo.dynamic_filtering_enable"),
     )
 
     @property

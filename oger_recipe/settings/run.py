@@ -42,6 +42,14 @@ class RunSettings(Section):
         range=COUNT,
         resume=FREE,
     )
+    stall_minutes: float | None = setting(
+        None,
+        "end the run as if it had died when nothing happens for so many minutes in a phase that was reached before; "
+        "0: never (default: 10 times the longest silence in the phase so far, at least 10 minutes, and 30 where "
+        "answers are waited for)",
+        range=WEIGHT,
+        resume=FREE,
+    )
     trackers: tuple[str, ...] = setting(
         (),
         "log metrics there, too, beside TensorBoard and W&B (--logger.*); project and name of the run are those of "
@@ -116,4 +124,11 @@ class GuardSettings(Section):
         "stop the run when engine and policy differ by more than this (mean |log p| per token; default: 3 times "
         "the value of step 1)",
         range=WEIGHT,
+    )
+    max_skipped_updates: int = setting(
+        3,
+        "stop the run when so many updates in a row were skipped because a loss or gradient is not finite. In "
+        "float16, where the loss scale skips updates, DeepSpeed stops it",
+        range=COUNT,
+        resume=FREE,
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, DRAWS, REPLACE_MODES
+from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, DRAWS, REPLACE_MODES, TAUGHT_GROUPS
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
 from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, SHARE, Range
 from oger_recipe.settings.fields import Need, Section, need, need_reader, setting
@@ -45,6 +45,20 @@ class TeacherSettings(Section):
         "sample and grade all rollouts, then let teachers replace some; false: the replaced ones are never "
         "sampled, as in LUFFY",
         needs=_REPLACED,
+    )
+    teacher_gate: float = setting(
+        1.0,
+        "largest solve rate of a group's rollouts at which teachers enter it; 1: they always do, 0: only where no "
+        "rollout is right",
+        range=SHARE,
+        needs=_REPLACED,
+    )
+    taught_group: str = setting(
+        "hybrid",
+        "what is trained of a group that a teacher entered: hybrid (its teachers and its rollouts), or teachers "
+        "(its rollouts stay out of the loss)",
+        choices=TAUGHT_GROUPS,
+        needs=TAUGHT,
     )
     all_correct_group: str = setting(
         "keep",

@@ -70,6 +70,7 @@ def _both(names: str, **rules: Any) -> dict[str, Rules]:
 _RANKS = "the checkpoint holds one shard of the optimizer per rank"
 _KL = need("algo.kl.init_coef")
 _CLIPS = Need("PPO's clipping: leave oger.loss_remove_clip", lambda oger, value: not value["oger.loss_remove_clip"])
+_CORRECTED = need("algo.advantage.is_correction_level", "token", "seq")
 _ESTIMATOR = "algo.advantage.estimator"
 _WHITENED = (name for name, each in STEP_ESTIMATORS.items() if each.whitened is not None)
 
@@ -96,7 +97,8 @@ RULES: dict[str, Rules] = {
     "algo.advantage.no_std_norm": Rules(
         needs=(need(_ESTIMATOR, "gae", "reinforce", "reinforce_baseline", *_WHITENED),)
     ),
-    "algo.advantage.is_correction_threshold": Rules(range=WEIGHT),
+    **_all("algo.advantage.is_correction_mode algo.advantage.is_correction_gating", needs=(_CORRECTED,)),
+    "algo.advantage.is_correction_threshold": Rules(range=WEIGHT, needs=(_CORRECTED,)),
     "algo.kl.init_coef": Rules(range=WEIGHT),
     **_all("algo.kl.estimator algo.kl.use_loss", needs=(_KL,)),
     "algo.kl.unbiased_gradient": Rules(needs=(_KL, need("algo.kl.use_loss"))),
@@ -120,7 +122,8 @@ RULES: dict[str, Rules] = {
     **_all("data.dataloader_num_workers data.max_images_per_prompt", range=COUNT_OR_NONE),
     # Reward and reference
     **_all("ref.num_nodes ref.num_gpus_per_node reward.num_nodes reward.num_gpus_per_node", range=COUNT),
-    **_all("reward.overlong_buffer_len reward.overlong_penalty_factor", range=WEIGHT),
+    "reward.overlong_buffer_len": Rules(range=WEIGHT),
+    "reward.overlong_penalty_factor": Rules(range=WEIGHT, needs=(need("reward.overlong_buffer_len"),)),
     **_all("reward.clip_range reward.stop_properly_penalty_coef local_rank", range=FINITE),
     # DeepSpeed
     "ds.zero_stage": Rules(range=Range("0, 1, 2 or 3", 0, 3), resume=_RANKS),

@@ -80,7 +80,7 @@ def main() -> None:
     grading = GradingSettings().to_json()
     settings = {"cpu": True, "logical_gpus": 2, "verbose": False, "environment": {"OGER_GRADING": grading}}
     with locked(run_dir) as lock:
-        launch([*flags, *data, *outputs], run_dir, lock=lock, **settings)
+        launch([*flags, *data, *outputs], run_dir, held=(lock,), **settings)
 
 
 if __name__ == "__main__":

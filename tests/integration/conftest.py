@@ -359,7 +359,7 @@ def controller(
         groups = [models, None if critic is None else _Constant(critic), None, reference and _Constant(reference)]
         control = FixedKLController(args.algo.kl.init_coef)
         maker = OgerExperienceMaker(*groups, control, types.SimpleNamespace(args=args), letters)
-        maker.resume(0, steps)
+        maker.resume(0, steps, {})
         maker.step = 1
         return maker
 

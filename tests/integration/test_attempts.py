@@ -15,7 +15,7 @@ from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import read_jsonl, write_jsonl
 from oger_recipe.lab.build import cached
 from oger_recipe.report.curves import PICTURES
-from oger_recipe.run.ends import continuing, progress, typed
+from oger_recipe.run.ends import progress, resume_command, typed
 from oger_recipe.run.resume import check_settings
 from oger_recipe.run_folder import checkpoints, own_files
 from oger_recipe.run_folder.attempt import (
@@ -24,8 +24,8 @@ from oger_recipe.run_folder.attempt import (
     check_folder,
     check_inputs,
     cut_back,
-    go_on,
     locked,
+    mark_resumed,
     trained,
 )
 from oger_recipe.run_folder.worker_logs import NAMES
@@ -144,7 +144,7 @@ def test_a_model_that_was_put_there_after_the_run_is_nobody_elses_to_remove(run_
     with pytest.raises(RecipeError, match=f"{run_dir} .*: model/adapter.safetensors; nothing was removed"):
         begin_anew(run_dir, run_dir / "checkpoints", overwrite=True)
     check_continued(run_dir)  # a save that broke off, for one that goes on
-    go_on(run_dir)
+    mark_resumed(run_dir)
     own_files.note_models(run_dir)
     assert "model/adapter.safetensors" not in own_files.own(run_dir)  # it was there before
     put(run_dir, "model/config.json", "model/tokenizer.json")
@@ -200,15 +200,15 @@ def test_a_run_of_an_earlier_version_is_gone_on_with_and_not_removed(run_dir: Pa
     for overwrite in (False, True):
         with pytest.raises(RecipeError, match="an earlier version, .*: resume it with --ckpt.load_enable"):
             begin_anew(run_dir, run_dir / "checkpoints", overwrite=overwrite)
-    go_on(run_dir)
+    mark_resumed(run_dir)
     assert files_in(run_dir) == before and not own_files.is_marked(run_dir)
 
 
 def test_a_run_that_goes_on_in_another_folder_writes_over_nothing(tmp_path: Path) -> None:
     put(tmp_path, "data/train.jsonl")
     with pytest.raises(RecipeError, match="data/train.jsonl; nothing was removed"):
-        go_on(tmp_path)
-    go_on(tmp_path / "data")
+        mark_resumed(tmp_path)
+    mark_resumed(tmp_path / "data")
     assert own_files.is_marked(tmp_path / "data") and not own_files.is_marked(tmp_path)
 
 
@@ -375,11 +375,11 @@ def test_the_tasks_cache_may_lie_in_another_home(parser, tmp_path: Path, monkeyp
 
 def test_the_command_to_go_on_with(tmp_path: Path) -> None:
     typed = ["/venv/bin/oger", "train", "--recipe", "my recipe.yaml", "--overwrite"]
-    assert continuing(typed, Path("/runs/x-2")) == (
+    assert resume_command(typed, Path("/runs/x-2")) == (
         "oger train --recipe 'my recipe.yaml' --oger.run_dir /runs/x-2 --ckpt.load_enable"
     )
     module = ["/site/oger_recipe/cli/train.py", "--recipe", "a.yaml", "--oger.run_dir=r", "--ckpt.load_enable"]
-    assert continuing(module, Path("r")) == (
+    assert resume_command(module, Path("r")) == (
         "python -m oger_recipe.cli.train --recipe a.yaml --oger.run_dir=r --ckpt.load_enable"
     )
 

@@ -314,6 +314,34 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         *(
             (
+                ["--oger.off_policy_loss", "sft", "--oger.sft_loss_mixture", f"--oger.{key}", "1.5"],
+                f"oger.{key} 1.5 with oger.sft_loss_mixture is a share: use 0 to 1",
+            )
+            for key in ("sft_loss_coef", "sft_loss_coef_end")
+        ),
+        (
+            ["--oger.rollout_advantage", "sign_exp_entropy", "--algo.advantage.estimator", "rloo"],
+            f"oger.rollout_advantage sign_exp_entropy is for {_listed([*ESTIMATORS])}, not rloo",
+        ),
+        (
+            ["--oger.taught_group", "teachers", "--algo.advantage.estimator", "gae"],
+            "oger.taught_group teachers leaves rollouts out, from which the critic of gae learns: use hybrid, or an "
+            "estimator without a critic",
+        ),
+        *(
+            (
+                [*flags, "--oger.teacher_gate", "0.5"],
+                "oger.teacher_gate 0.5 goes by the graded rollouts of a group, but with oger.n_prefix or without "
+                "oger.replace_after_rm teachers enter before grading: use oger.teacher_gate 1, or oger.n_prefix 0 and "
+                "oger.replace_after_rm",
+            )
+            for flags in (
+                ["--oger.n_prefix", "2", "--oger.max_replace_num", "0"],
+                ["--no-oger.replace_after_rm", "--oger.replace_mode", "random"],
+            )
+        ),
+        *(
+            (
                 [
                     "--oger.n_prefix",
                     every,
@@ -366,11 +394,19 @@ def _with_prm(more: dict[str, Any]) -> str:
             )
             for key, setting in (("on_policy_reshape", "pow"), ("all_max_clip", "0.9"))
         ),
-        (
-            ["--ds.lora.rank", "8"],
-            "ds.lora.rank 8 is not supported: vLLM does not know the names under which OpenRLHF sends "
-            "adapters, and the first update would crash the run; train all weights (ds.zero_stage 3 and "
-            "ds.adam_offload save memory)",
+        *(
+            (["--ds.lora.rank", "8", *flags], f"ds.lora.rank 8 cannot be used with {why}")
+            for flags, why in (
+                (
+                    ["--algo.advantage.estimator", "gae"],
+                    "algo.advantage.estimator gae: of the critic's new head only an adapter would be trained; choose "
+                    "an estimator without a critic",
+                ),
+                (
+                    ["--ds.lora.target_modules", "q_proj", "lm_head"],
+                    "ds.lora.target_modules lm_head: input and output layer are trained whole or not at all",
+                ),
+            )
         ),
         (["--oger.critic.hidden_sizes", "64", "0"], "oger.critic.hidden_sizes is 0: it must be 1 or more"),
         (["--oger.kl_stop", "0"], "oger.kl_stop is 0.0: it must be above 0"),
@@ -521,11 +557,6 @@ def test_what_is_wrong_with_a_verifiers_file_is_said_once(refused: Callable[...,
         "oger.verifiers: task 'sound:nothing' is not a verifier: module 'sound' has no attribute 'nothing'",
         "oger.verifiers: task 'sound:none' is not a verifier: module 'sound' has no attribute 'none'",
     )
-
-
-def test_the_engine_correction_is_refused_and_top_p_is_named(refused: Callable[..., str]) -> None:
-    message = refused("--algo.advantage.is_correction_level", "token")
-    assert "no engine correction" in message and "rollout.top_p below 1" in message and "nucleus" in message
 
 
 OWN_METHOD = """

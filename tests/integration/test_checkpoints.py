@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import random
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from oger_recipe.base.errors import RecipeError
 from oger_recipe.run.resume import check_learnt, choose, load
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder.checkpoints import Checkpoint, removable
+from oger_recipe.run_folder.hashes import Hashing
 
 
 def write(folder: Path, step: int, *, whole: bool = True) -> Path:
@@ -38,6 +42,7 @@ def test_the_newest_whole_one_is_gone_on_from(tmp_path: Path) -> None:
     assert passed_over == [
         "the checkpoint of step 6 is skipped: _actor/global_step6/optim_states.pt has 150 of 200 bytes",
         "the checkpoint of step 10 is skipped: it was not written completely",
+        "the checkpoint of step 4 has no hashes: only its files' sizes were compared",
     ]
 
 
@@ -53,17 +58,146 @@ def test_deepspeeds_own_pointer_does_not_decide(tmp_path: Path, latest: str) -> 
     assert not (tmp_path / "global_step3_hf").exists()
 
 
-def test_files_without_a_manifest_are_refused_before_they_are_written_over(tmp_path: Path) -> None:
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("manifest", [None, b"", b"[1]"], ids=["none", "torn", "a list"])
+def test_files_without_a_manifest_that_can_be_read_are_kept_whatever_the_run_does(
+    tmp_path: Path, manifest: bytes | None
+) -> None:
     """Whoever wrote them: OpenRLHF itself writes no manifest."""
-    write(tmp_path, 3)
+    for step in (2, 3, 4):
+        write(tmp_path, step)
     for step in (2, 4):
-        write(tmp_path, step, whole=False)
-        (tmp_path / f"global_step{step}.json").unlink()
-    with pytest.raises(RecipeError, match="has files of step 4, but no global_step4.json: .* choose another ckpt"):
-        choose(tmp_path)
+        name = tmp_path / f"global_step{step}.json"
+        name.unlink() if manifest is None else name.write_bytes(manifest)
+    there = contents(tmp_path)
+    with pytest.raises(RecipeError, match="has files of step 2, but .*global_step2.json.* choose another ckpt"):
+        checkpoints.refuse_foreign(tmp_path, checkpoints.found(tmp_path))
+    chosen, passed = choose(tmp_path)
+    assert contents(tmp_path) == there  # a dry run, too, says it
+    what = "there is no global_step4.json" if manifest is None else "global_step4.json is damaged: "
+    assert passed[0].startswith(f"the checkpoint of step 4 is skipped: {what}")
+    assert passed[1] == "files of step 4 are kept: they get the ending .set-aside"
+    for round in (1, 2):  # the run comes to step 4, twice
+        load(tmp_path, choose(tmp_path)[0])
+        assert [one.step for one in checkpoints.found(tmp_path)] == [2, 3]
+        aside = {name.replace(f".set-aside-{round}", ""): text for name, text in contents(tmp_path).items()}
+        assert there.items() <= aside.items()
+        checkpoints.remove(tmp_path, 4)
+        write(tmp_path, 4)
+        if manifest is None:
+            (tmp_path / "global_step4.json").unlink()
+        else:
+            (tmp_path / "global_step4.json").write_bytes(manifest)
+    checkpoints.remove(tmp_path, 2)
+    assert (tmp_path / "_actor" / "global_step2" / "optim_states.pt").exists()
+
+
+def test_a_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
     for step in (2, 4):
-        checkpoints.remove(tmp_path, step)
-        assert (tmp_path / "_actor" / f"global_step{step}" / "optim_states.pt").exists()
+        write(tmp_path, step)
+    hashing = Hashing()
+    assert "hashes" not in json.loads((tmp_path / "global_step4.json").read_text())  # sealed, and not hashed yet
+    for step in (2, 4):
+        hashing.start(tmp_path, step)
+    hashing.finish()
+    known = checkpoints.found(tmp_path)[1].hashes
+    assert known["global_step4_hf/model.safetensors"] == hashlib.sha256(b"w" * 10).hexdigest()
+    assert len(known) == 4 and choose(tmp_path)[1] == [] and choose(tmp_path)[0].step == 4
+    (tmp_path / "_critic" / "global_step4" / "model_states.pt").write_bytes(b"m" * 50 + b"n" + b"m" * 49)
+    chosen, passed = choose(tmp_path)
+    fault = "_critic/global_step4/model_states.pt is not as it was written: its SHA-256 differs"
+    assert (chosen.step, passed) == (2, [f"the checkpoint of step 4 is skipped: {fault}"])
+    assert checkpoints.newest_whole(checkpoints.found(tmp_path)).step == 4  # by sizes alone
+    load(tmp_path, chosen)
+    assert [one.fault for one in checkpoints.found(tmp_path)] == [None, fault]  # whoever asks for the newest now
+    checkpoints.remove(tmp_path, 4)
+    hashing.start(tmp_path, 4)  # gone in the meantime
+    hashing.finish()
+    assert [one.step for one in checkpoints.found(tmp_path)] == [2]
+
+
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_counts_again(tmp_path: Path) -> None:
+    """No file of the kernel's process memory can be read from its start: it gives what a disk that is away gives."""
+    for step in (2, 4):
+        write(tmp_path, step)
+        (tmp_path / "_actor" / f"global_step{step}" / "empty.pt").touch()
+        checkpoints.seal(tmp_path, step)
+    hashing = Hashing()
+    for step in (2, 4):
+        hashing.start(tmp_path, step)
+    hashing.finish()
+    file, whole = tmp_path / "_actor" / "global_step4" / "empty.pt", checkpoints.found(tmp_path)
+    file.unlink()
+    file.symlink_to("/proc/self/mem")
+    chosen, passed = choose(tmp_path)
+    assert chosen.step == 2
+    assert passed[0].startswith("the checkpoint of step 4 is skipped: _actor/global_step4/empty.pt cannot be read")
+    load(tmp_path, chosen)
+    file.unlink()
+    file.touch()
+    assert checkpoints.found(tmp_path) == whole and choose(tmp_path)[0].step == 4
+
+
+def json_values(generator: random.Random, depth: int = 3) -> Any:
+    plain = (
+        None,
+        True,
+        False,
+        0,
+        -1,
+        300,
+        1.5,
+        float("nan"),
+        10**30,
+        "",
+        "4",
+        "\ud800",
+        "a\0b",
+        "x" * 5000,
+        "../../..",
+    )
+    keys = (
+        "step",
+        "files",
+        "facts",
+        "hashes",
+        "fault",
+        "metric",
+        "value",
+        "solved",
+        "_actor/global_step4/optim_states.pt",
+    )
+    if depth == 0 or generator.random() < 0.3:
+        return generator.choice(plain)
+    several = [json_values(generator, depth - 1) for _ in range(generator.randrange(4))]
+    return several if generator.random() < 0.3 else {generator.choice(keys): each for each in several}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_manifest_of_any_shape_is_skipped_with_a_sentence(tmp_path: Path, seed: int) -> None:
+    """Alone, or as one part of a manifest that is right in the others."""
+    generator = random.Random(seed)
+    for step in (2, 4):
+        write(tmp_path, step)
+    path = tmp_path / "global_step4.json"
+    right = json.loads(path.read_text())
+    for _ in range(100):
+        value = json_values(generator)
+        part = generator.choice([*right, "hashes", "fault", None])
+        path.write_text(json.dumps(value if part is None else right | {part: value}))
+        chosen, passed = choose(tmp_path)
+        for sentence in passed:
+            assert sentence.encode() and len(sentence) < 6000
+        assert chosen.step in (2, 4) and ("step 4 is skipped: " in "".join(passed)) == (chosen.step == 2)
+        checkpoints.removable(checkpoints.found(tmp_path), 4, max_num=1, max_bytes=1)
+        checkpoints.add(tmp_path, 2, hashes={})
+    path.write_text("[" * 100_000)
+    assert (
+        choose(tmp_path)[1][0] == "the checkpoint of step 4 is skipped: global_step4.json is damaged: it is not JSON"
+    )
 
 
 def test_an_empty_folder_of_a_step_is_in_nobodys_way(tmp_path: Path) -> None:

@@ -216,6 +216,8 @@ TRANSLATED: list[tuple[dict, dict[str, str | None], dict[str, Any]]] = [
      {"oger.prompt_template": "r1_distill", "oger.math_rule": "deepscaler"}),
     (R1_ZERO, {"critic_type": None}, {"algo.advantage.estimator": "dr_grpo"}),
     (R1_ZERO, {"tis_c": "None"}, {}),
+    (R1_ZERO, {"lora_rank": "32", "lora_alpha": "64", "target_modules": "q_proj"},
+     {"ds.lora.rank": 32, "ds.lora.alpha": 64, "ds.lora.target_modules": ["q_proj"]}),
 ]  # fmt: skip
 
 
@@ -238,7 +240,6 @@ def test_values_are_translated(base: dict, changes: dict, wanted: dict[str, Any]
         (PPO, {"mini_train_batch_size_per_device": "2"}, "give the same value to both"),
         (PPO, {"oracle": "owner/reward-model"}, "run_ppo is read with the rule gsm8k alone"),
         (PPO, {"ref_pretrain": "owner/other"}, "the reference is that of --pretrain"),
-        (R1_ZERO, {"lora_rank": "32"}, "adapters are not supported here"),
         (R1_ZERO, {"eval_data": "owner/suite"}, "of a data set on the Hub one split is evaluated here"),
         (R1_ZERO, {"dry_run": "on"}, "`oger train --dry-run`"),
         (R1_ZERO, {"max_train": "10,20"}, "one bound holds for all files here"),

@@ -59,6 +59,28 @@ def test_repeated_given_numbers_must_be_used_as_often_as_given() -> None:
     assert _expression("4*4-2*3", answer) == WRONG_NUMBERS
 
 
+def test_a_right_answer_has_the_class_of_its_solution_and_a_wrong_one_has_none() -> None:
+    answer = '{"numbers":[4,4,1,2],"target":16}'
+    solutions = {
+        text: verify("countdown", f"<answer>{text}</answer>", answer).solution
+        for text in ("4*4*(2-1)", "4*(2-1)*4", "(2-1)*4/1*4", "4*4*1/2", "4*2*(1+1)", "4*2/1+4+4", "4*(4/1)*2/2")
+    }
+    assert solutions["4*4*(2-1)"] == solutions["4*(2-1)*4"] == "4*4*(2-1)"
+    assert [text for text, each in solutions.items() if each is not None] == ["4*4*(2-1)", "4*(2-1)*4"]
+    twelve = '{"numbers":[4,8,1],"target":12}'
+    assert verify("countdown", "<answer>4+8/1</answer>", twelve).solution == "4+8"
+    boxed = verify("countdown", "\\boxed{1 \\times 8 + 4}", twelve, answer_in="boxed")
+    assert boxed.solution == "4+8"
+    assert verify("countdown", "4+8", twelve).solution is None
+
+
+def test_what_only_oat_allows_has_a_class_too() -> None:
+    answer = '{"numbers":[2,3,1],"target":9}'
+    assert verify("countdown", "<answer>1 * 3**2</answer>", answer, strict_oat=True).solution == "(3 ** 2)"
+    assert verify("countdown", "<answer>(2+1)*3</answer>", answer, strict_oat=True).solution == "3*(1+2)"
+    assert verify("countdown", "<answer>2+1*3</answer>", answer, strict_oat=True).solution is None
+
+
 def test_fractions_on_the_way_are_exact() -> None:
     assert _expression("8/(3-8/3)", '{"numbers":[8,3,8,3],"target":24}') == RIGHT
     # 49 * (1/49) is not 1 in floating point.

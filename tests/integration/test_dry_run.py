@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import write_jsonl
@@ -137,6 +138,7 @@ def _long(desk: SimpleNamespace) -> None:
 WRONG = {"teachers": [{"source": "a", "text": "<answer>3+5</answer>", "correct": None}]}
 LONG = {"prompt": "x" * 900}
 CHAT = {"prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": "Make 96."}]}
+CORRECTED = ["--algo.advantage.is_correction_level", "seq"]
 RESUME = ["--ckpt.load_enable"]
 # What is wrong -> how it comes about, flags, and a part of the sentence.
 REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
@@ -148,6 +150,28 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     "a part of a step is generated": (_nothing, ["--rollout.vllm_generate_batch_size", "1"], "lack rollouts"),
     "more than a step is generated": (_nothing, ["--rollout.vllm_generate_batch_size", "4"], "more would need"),
     "partial rollouts": (_nothing, ["--train.partial_rollout_enable"], "needs asynchronous training"),
+    # the correction for the engine
+    "an engine correction under a nucleus": (
+        _nothing, [*CORRECTED, "--rollout.top_p", "0.9"], "use rollout.top_p 1, or leave the correction off",
+    ),
+    "an engine correction under top-k": (
+        _nothing, [*CORRECTED, "--oger.top_k", "50"], "use oger.top_k -1, or leave the correction off",
+    ),
+    "an engine correction of steps": (
+        _nothing, [*CORRECTED, "--oger.ratio_level", "step", "--oger.steps.delimiters", "."], "use oger.ratio_level",
+    ),
+    "a clip of sequences": (
+        _nothing, [*CORRECTED, "--algo.advantage.is_correction_mode", "clip"], "or use is_correction_mode mask",
+    ),
+    "a distance with a lower bound": (
+        _nothing, [*CORRECTED, "--algo.advantage.is_correction_gating", "tv"], "give one number, such as 0.05",
+    ),
+    "bounds that leave out engines that agree": (
+        _nothing, [*CORRECTED, "--algo.advantage.is_correction_threshold", "0.05"], "0.05 excludes 1, the ratio of a",
+    ),
+    "three bounds": (
+        _nothing, [*CORRECTED, "--algo.advantage.is_correction_threshold", "0.5", "2", "5"], "has 3 numbers: give LOW",
+    ),
     # files of models
     "an unknown kind of model": (lambda desk: _config(desk, model_type="qwen9"), [], "model_type 'qwen9', which"),
     "an unknown architecture": (
@@ -285,6 +309,7 @@ NOT_HERE = {
     "run/training._plan": "says the refusals of others",
     "run/training._check_here": "asks the hub: tests of remote code have a server for it",
     "checks/settings.require_loadable": "of other commands than oger train",
+    "run_folder/attempt.begin_again": "of a restart, for which --max-restarts asks the same first",
     "run/sft.supervise": "its training failed, which a dry run does not do",
 }
 
@@ -308,6 +333,19 @@ def test_a_run_that_would_start_is_not_refused(desk: SimpleNamespace, capsys: py
     assert _train("--dry-run") is None
     assert capsys.readouterr().out.endswith("on this machine:\n  the run can start\n")
     assert not desk.run.exists() and _train() is None
+
+
+def test_weights_that_are_pickle_alone_get_a_warning(
+    desk: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _train("--dry-run") is None
+    assert "are pickle files" not in capsys.readouterr().out
+    torch.save(load_file(desk.policy / "model.safetensors"), desk.policy / "pytorch_model.bin")
+    assert _train("--dry-run") is None
+    assert "are pickle files" not in capsys.readouterr().out  # safetensors is read where both are
+    (desk.policy / "model.safetensors").unlink()
+    assert _train("--dry-run") is None
+    assert "actor.model_name_or_path: the weights of policy are pickle files (.bin)" in capsys.readouterr().out
 
 
 def test_an_earlier_run_goes_only_where_the_next_has_data_to_train_on(desk: SimpleNamespace) -> None:

@@ -40,11 +40,24 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
             ("off_policy_min_clip", 0.1),
         )
     ),
+    ({}, {"dynamic_filtering_max_batches": 3}, {"algo.dynamic_filtering_enable": True}),
+    ({}, {"pass_at_k": 2}, {ESTIMATOR: "pass_at_k"}),
     ({}, {"off_policy_reshape_weight": 0.3}, {"off_policy_reshape": "p_logp"}),
     ({}, {"off_policy_reshape_pow_exp": 0.3}, {"off_policy_reshape": "pow"}),
     ({}, {"on_policy_reshape_weight": 0.3}, {"on_policy_reshape": "p_logp"}),
     ({}, {"on_policy_reshape_pow_exp": 0.3}, {"on_policy_reshape": "pow"}),
-    ({}, {"sft_loss_coef": 0.3}, {"off_policy_loss": "sft"}),
+    *(
+        ({}, {name: value}, {"off_policy_loss": loss})
+        for loss in ("sft", "reshape_sft")
+        for name, value in (
+            ("sft_loss_coef", 0.3), ("sft_token_weight", "p_times_1mp"), ("sft_loss_mixture", True),
+            ("sft_loss_schedule", "cosine"), ("sft_loss_warmup_steps", 3),
+        )
+    ),
+    *(
+        ({"off_policy_loss": "sft"}, {name: value}, {"off_policy_loss": "sft", "sft_loss_schedule": "linear"})
+        for name, value in (("sft_loss_coef_end", 0.3), ("sft_loss_schedule_steps", 5))
+    ),
     ({"off_policy_loss": "sft"}, {"prefix_reward_weight_alpha": 2.0}, {}),
     ({"off_policy_loss": "sft"}, {"use_sft_prefix_reward": True}, {}),
     ({}, {"sft_prefix_reward_weight": 2.0}, {"use_sft_prefix_reward": True}),
@@ -89,14 +102,21 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (NO_TEACHERS, {"teacher_draw": "shortest"}, {}),
     (NO_TEACHERS, {"replace_mode": "random"}, {}),
     (NO_TEACHERS, {"all_correct_group": "clip"}, {}),
+    (NO_TEACHERS, {"teacher_gate": 0.5}, {}),
+    (NO_TEACHERS, {"taught_group": "teachers"}, GUIDED),
     (NO_TEACHERS | OFF, {"teacher_sources": ("a",)}, NO_TEACHERS | OFF | {"sft.epochs": 1}),
     ({"loss_remove_clip": True}, {"actor.eps_clip": 0.3}, {}),
     ({"loss_remove_clip": True}, {"actor.eps_clip_low_high": [0.1, 0.2]}, {}),
     ({}, {"sft.lr": 1e-4}, {"sft.epochs": 1}),
     ({}, {"algo.kl.estimator": "abs"}, {"algo.kl.init_coef": 0.1}),
+    *(
+        ({}, {f"algo.advantage.is_correction_{name}": value}, {"algo.advantage.is_correction_level": "token"})
+        for name, value in (("mode", "clip"), ("gating", "tv"), ("threshold", [0.0, 2.0]))
+    ),
     (KL, {"algo.kl.unbiased_gradient": True}, KL | {"algo.kl.use_loss": True}),
     (KL, {"algo.kl.horizon": 50}, KL | {"algo.kl.target": 0.2}),
     ({}, {"reward.cache": "/tmp/verdicts"}, JUDGED),
+    ({}, {"reward.overlong_penalty_factor": 0.5}, {"reward.overlong_buffer_len": 8.0}),
     ({}, {"reward.engine_memory_gb": 4.0}, {"reward.sources": ({"name": "a", "kind": "classifier", "model": "b/c"},)}),
     (NO_BONUS | NO_TEACHERS, {"embedding_num_gpus": 1.0}, {}),
     *(
@@ -153,7 +173,7 @@ def test_everything_that_a_setting_needs_has_a_case_with_one_that_needs_it(parse
 def test_what_a_setting_needs_is_named_as_it_is_typed(parser, flag: str) -> None:
     choices = {each.dest: each.choices for each in parser._actions}
     for text in (need.text for need in RULES[flag].needs):
-        named = re.findall(r"(?:oger|algo|train|critic|actor)\.[\w.]*\w", text)
+        named = re.findall(r"(?:oger|algo|train|critic|actor|reward)\.[\w.]*\w", text)
         assert named and all(any(each == flag or flag.startswith(f"{each}.") for flag in choices) for each in named)
         first, _, words = text.partition(" ")
         if words and choices.get(first):

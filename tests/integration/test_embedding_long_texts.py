@@ -50,6 +50,19 @@ def test_every_word_here_is_one_token() -> None:
     assert len(AutoTokenizer.from_pretrained(location(PACKAGED_MODEL)).tokenize(LONG)) == 34
 
 
+@pytest.mark.parametrize("long_texts", LONG_TEXTS)
+def test_a_vector_depends_on_its_own_text_alone(long_texts: str) -> None:
+    """To the last bit: not on the texts that it is encoded with, nor on their order."""
+    encoder = _encoder(long_texts, max_tokens=40)
+    texts = [
+        " ".join(WORDS[first:last]) for first, last in ((0, 1), (0, 4), (3, 9), (0, 17), (1, 22), (0, 34), (5, 6))
+    ]
+    together = encoder.encode(texts)
+    assert torch.equal(encoder.encode(texts[::-1]).flip(0), together)
+    for text, vector in zip(texts, together, strict=True):
+        assert torch.equal(encoder.encode([text])[0], vector), text
+
+
 def test_head_is_the_start_of_the_text(encoders: dict[str, TrajectoryEncoder]) -> None:
     (vector,) = encoders["head"].encode([LONG])
     assert torch.dot(vector, _expected(" ".join(WORDS[:10]))) > 0.9995

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
+import ray
 from forks import Forks
 from hang import HANG_S
-from ray.exceptions import RayTaskError
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from oger_recipe.base.errors import RecipeError, RunDied
+from oger_recipe.pipeline.driver import start_ray
 from oger_recipe.pipeline.driver.deaths import Processes, _last_error, _out_of_memory, why
 from oger_recipe.run.ends import explained
 from oger_recipe.run_folder import worker_logs
@@ -34,23 +42,32 @@ with stoppable(run_dir, run_dir / "checkpoints", ["/venv/bin/oger", "train", "--
         except KeyboardInterrupt:
             raise RuntimeError("a worker that heard the signal first") from None
 """
-# A run that trains until it is asked to end after its step, or fails then as the second argument says.
+# A run that trains until it is asked to end, and then ends as the second argument says.
 ASKED = """
 import sys, time
 from pathlib import Path
 from ray.exceptions import RayTaskError
-from oger_recipe.base.errors import RunStopped
-from oger_recipe.run.ends import explained, stoppable, stops_after_step
-from oger_recipe.run_folder.records import STOP_ASKED
-run_dir = Path(sys.argv[1])
-(run_dir / STOP_ASKED).touch()  # of an attempt that was killed
+from oger_recipe.base.errors import RunDied, RunStopped
+from oger_recipe.run import ends as how
+from oger_recipe.run.ends import ends_with_checkpoint, explained, stoppable
+from oger_recipe.run_folder.records import AT_ONCE, ask_to_stop, stop_asked
+run_dir, ends, saves = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "saves"
+how._SAME_S = float(sys.argv[4]) if sys.argv[4:] else how._SAME_S
+ask_to_stop(run_dir, AT_ONCE)  # of an attempt that was killed
 with stoppable(run_dir, run_dir / "checkpoints", ["/venv/bin/oger", "train", "--recipe", "r.yaml"]):
-    with explained(run_dir, run_dir / "checkpoints", ["oger"]), stops_after_step(run_dir):
+    with explained(run_dir, run_dir / "checkpoints", ["oger"]), ends_with_checkpoint(run_dir, saves=saves):
         print("begun", flush=True)
-        while not (run_dir / STOP_ASKED).exists():
+        waits = 200
+        while waits and (not stop_asked(run_dir) or ends == "waits"):
             time.sleep(0.05)
-        ended = RunStopped() if sys.argv[2] == "stops" else MemoryError()
-        raise RayTaskError("fit", "Traceback ...", ended, proctitle="x", pid=8, ip="").as_instanceof_cause()
+            waits -= 1
+        if ends == "finishes":
+            print(stop_asked(run_dir))
+            sys.exit(0)
+        if ends == "fails":
+            raise RunDied("the policy died (pid 7)")
+        wrapped = RayTaskError("fit", "Traceback ...", RunStopped(), proctitle="x", pid=8, ip="")
+        raise wrapped.as_instanceof_cause()
 """
 # A driver that is killed: what it has started writes below its temporary folder, or only reads there.
 DRIVER = """
@@ -58,7 +75,7 @@ import subprocess, sys, time
 from pathlib import Path
 from oger_recipe.pipeline.driver.start_ray import cleared_up
 logs = Path(sys.argv[1])
-with (logs / "lock").open("w") as lock, cleared_up(logs, lock.fileno()) as folder:
+with (logs / "lock").open("w") as lock, cleared_up(logs, (lock.fileno(),)) as folder:
     session = folder / "session_2026" / "logs"
     session.mkdir(parents=True)
     name = f"worker-aa-01000000-7"
@@ -80,22 +97,34 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_ends_in_one_line_that_says_how_to_go_on(run_dir: Path, number: signal.Signals, forks: Forks) -> None:
-    (run_dir / "checkpoints" / "_actor" / "global_step2").mkdir(parents=True)
-    (run_dir / "checkpoints" / "_actor" / "global_step2" / "states.pt").write_bytes(b"s")
-    seal(run_dir / "checkpoints", 2)
     (run_dir / "events.jsonl").write_text(
         '{"event": "ready", "steps": 60}\n{"event": "step", "step": 1}\n{"event": "step", "step": 2}\n'
     )
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     running = forks.start("-c", STOPPED, str(run_dir), **piped)
     assert running.stdout is not None and running.stdout.readline() == "begun\n"
+    save(run_dir)  # since the start: 75, unless somebody at the terminal wants an end
     running.send_signal(number)
     _, shown = running.communicate(timeout=HANG_S)
-    assert running.returncode == 128 + number
+    assert running.returncode == {signal.SIGTERM: 75}.get(number, 128 + number)
     assert shown == (
         f"oger train: stopped by {number.name} at step 3 of 60; the last checkpoint is of step 2; resume "
         f"with: oger train --recipe r.yaml --oger.run_dir {run_dir} --ckpt.load_enable\n"
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_command_is_imported_is_a_line_too(number: signal.Signals) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "oger_recipe.cli.train", "--recipe", "countdown_cpu"]
+    running = subprocess.Popen([*command, "--dry-run"], stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    for line in running.stderr:
+        if line.endswith(" oger_recipe.base.cpu\n"):  # one of the first that take long
+            break
+    running.send_signal(number)
+    _, shown = running.communicate(timeout=HANG_S)
+    printed = [line for line in shown.splitlines() if not line.startswith("import time:")]
+    assert printed == [f"oger train: stopped by {number.name}"] and running.returncode == -number
 
 
 @pytest.mark.parametrize("seconds", ["60", "0"], ids=["killed", "finished"])
@@ -118,6 +147,67 @@ def test_nothing_is_left_of_a_run_however_its_driver_ends(run_dir: Path, seconds
         assert (logs / "policy-0.log").read_text().endswith("its last words\n")
     finally:
         os.kill(int(reader), signal.SIGKILL)
+
+
+def test_two_runs_that_start_together_do_not_take_one_another_for_killed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other run looks for folders to clear up just before this one has locked its own."""
+    found, lock = [], fcntl.flock
+
+    def locked(file: Any, how: int) -> None:
+        found.extend(tmp_path.glob("oger-*/.held"))
+        lock(file, how)
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(start_ray.fcntl, "flock", locked)
+    with start_ray.cleared_up() as folder:
+        with (folder / ".held").open("r+") as held, pytest.raises(BlockingIOError):
+            lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert found == []
+
+
+def test_a_run_starts_where_the_file_system_has_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some of clusters. Nobody can tell a killed run's folder there, so that none is cleared away."""
+
+    def locked(file: Any, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(start_ray.fcntl, "flock", locked)
+    (tmp_path / "oger-other").mkdir()
+    (tmp_path / "oger-other" / ".held").touch()
+    with start_ray.cleared_up() as folder:
+        assert folder.is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["oger-other"]
+
+
+def test_the_next_start_clears_up_after_a_run_whose_watcher_was_killed_too(run_dir: Path) -> None:
+    logs = run_dir / "logs"
+    environment = os.environ | {"RAY_TMPDIR": str(run_dir / "ray")}
+    piped = {"stdout": subprocess.PIPE, "text": True, "env": environment}
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(logs), "60"], **piped)
+    assert driver.stdout is not None
+    folder, writer, reader = driver.stdout.readline().split()
+    try:
+        (watcher,) = (each for each in psutil.Process(driver.pid).children() if folder in each.cmdline())
+        os.kill(watcher.pid, signal.SIGKILL)
+        driver.kill()
+        driver.wait(timeout=HANG_S)
+        beside = [subprocess.Popen([sys.executable, "-c", DRIVER, str(logs), "60"], **piped) for _ in range(2)]
+        others = [each.stdout.readline().split() for each in beside if each.stdout is not None]
+        deadline = time.monotonic() + HANG_S
+        while Path(folder).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not Path(folder).exists() and _state(writer) in (None, "Z") and _state(reader) == "S"
+        assert (logs / "policy-0.log").read_text().count("its last words\n") == 1
+        assert all(Path(other).exists() and _state(pid) == "S" for other, pid, _ in others)  # they live
+    finally:
+        os.kill(int(reader), signal.SIGKILL)
+        for each, (_, _, pid) in zip(beside, others, strict=True):
+            os.kill(int(pid), signal.SIGKILL)
+            each.kill()
+            each.wait()
 
 
 def _state(pid: str) -> str | None:
@@ -156,6 +246,13 @@ def test_what_the_controller_refuses_is_said_as_it_is(run_dir: Path) -> None:
     assert said == str(bad)
 
 
+def test_a_ray_that_does_not_start_is_named_with_its_logs(run_dir: Path) -> None:
+    with Processes(os.getpid()) as processes:
+        said = why(Exception("The current node timed out during startup. This could"), processes, run_dir, run_dir)
+    assert said.startswith("Ray itself did not start: one of its processes ended, or this machine is busy; its log: ")
+    assert said.endswith(f"{run_dir}/logs/raylet.log, {run_dir}/logs/gcs.log")
+
+
 def test_a_full_disk_is_one_sentence(run_dir: Path) -> None:
     with Processes(os.getpid()) as processes:
         said = why(OSError(28, "No space left on device"), processes, run_dir, run_dir)
@@ -178,9 +275,99 @@ def test_of_a_process_that_died_role_number_and_peak_are_known(run_dir: Path) ->
         actor.wait()
         said = why(RuntimeError("a broadcast that broke off"), processes, run_dir, run_dir)
     assert said.startswith(
-        f"the engine died (ray::OgerRolloutActor.generate, pid {actor.pid}): it was killed or crash"
+        f"the rollout actor died (ray::OgerRolloutActor.generate, pid {actor.pid}): it was killed or crash"
     )
     assert "its memory had peaked at 0.2 GiB" in said and "EngineCore" not in said
+
+
+@pytest.mark.parametrize(("died", "log"), [("gcs_server", "gcs.log"), ("raylet", "raylet.log")])
+def test_a_run_ends_with_the_part_of_ray_that_died_also_where_nothing_else_notices(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, died: str, log: str
+) -> None:
+    parts = {name: subprocess.Popen(["sleep", "60"]) for name in ("log_monitor", "raylet", "gcs_server")}
+    node = SimpleNamespace(all_processes={name: [SimpleNamespace(process=each)] for name, each in parts.items()})
+    monkeypatch.setattr(ray._private.worker, "_global_node", node)
+    parts["log_monitor"].kill()  # without which a run goes on
+    actor = subprocess.Popen(["ray::OgerPolicyModelActor.fit", "600"], executable="/bin/sleep")
+    with Processes(os.getpid()) as processes:
+        with pytest.raises(ConnectionError) as lost, processes.needing_ray():
+            time.sleep(1.5)
+            while processes.role(actor.pid) is None:
+                time.sleep(0.1)
+            parts[died].kill()
+            time.sleep(HANG_S)
+        said = why(lost.value, processes, run_dir, run_dir)
+        assert actor.wait(HANG_S) == -signal.SIGKILL  # it would train on while the rest of Ray ends
+        time.sleep(1.5)  # outside the block nobody is interrupted
+    assert said == f"Ray itself died ({died}, pid {parts[died].pid}) of SIGKILL; its log: {run_dir}/logs/{log}"
+    for each in parts.values():
+        each.kill()
+        each.wait()
+
+
+UNREACHED = """
+import os, sys
+from pathlib import Path
+import ray
+from oger_recipe.base.errors import RunDied
+from oger_recipe.pipeline.driver import launch
+os.environ["RAY_ADDRESS"] = "nowhere"
+try:
+    launch.launch([], Path(sys.argv[1]), cpu=True, logical_gpus=1, verbose=True, environment={}, held=())
+except RunDied as died:
+    print(died, ray.is_initialized())
+"""
+
+
+def test_a_cluster_that_cannot_be_joined_is_named_and_not_joined_once_more(run_dir: Path, forks: Forks) -> None:
+    """Ray's question for the job's number would join again, or start a Ray of its own."""
+    done = forks.run("-c", UNREACHED, str(run_dir))
+    assert done.stdout == "ValueError: Invalid address format: nowhere False\n", done.stderr
+
+
+def test_a_signal_is_none_of_rays_deaths(run_dir: Path) -> None:
+    with Processes(os.getpid()) as processes, pytest.raises(KeyboardInterrupt), processes.needing_ray():
+        raise KeyboardInterrupt
+
+
+def test_a_sigterm_that_reaches_rays_own_handler_ends_the_start_as_any_other(monkeypatch) -> None:
+    def started(*_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))  # as ray.init does
+        signal.raise_signal(signal.SIGTERM)
+
+    heard: list[int] = []
+    monkeypatch.setattr(start_ray, "_started", started)
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with pytest.raises(SystemExit):
+            start_ray.start_ray({}, True, 1, False, None)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM] * 2
+
+
+def test_of_an_actor_whose_process_was_not_seen_the_log_is_named(run_dir: Path) -> None:
+    (run_dir / "worker-ab-01000000-7.out").write_text(":actor_name:OgerPPOTrainer\n")
+    facts = {"class_name": "OgerPPOTrainer", "actor_id": b"a" * 16, "pid": 7, "node_ip_address": "127.0.0.1"}
+    died = ActorDiedError(ActorDiedErrorContext(error_message="The actor is dead because of x.", **facts))
+    with Processes(os.getpid()) as processes:
+        said = why(died, processes, run_dir, run_dir)
+    log = run_dir / "logs" / "controller.log"
+    facts["pid"] = 8
+    unseen = ActorDiedError(ActorDiedErrorContext(error_message="The actor is dead because of x.", **facts))
+    with Processes(os.getpid()) as processes:
+        assert why(unseen, processes, run_dir, run_dir).endswith("because of x.; it had no log yet")
+    assert said == f"the controller died (pid 7 on 127.0.0.1): The actor is dead because of x.; its log: {log}"
+
+
+def test_an_engine_that_dies_while_it_starts_is_named_with_its_log(run_dir: Path) -> None:
+    (run_dir / "worker-ab-01000000-7.out").write_text(":actor_name:OgerRolloutActor\n")
+    page = "The actor died because of an error raised in its creation task, ray::OgerRolloutActor.__init__()\n"
+    failed = RuntimeError(f"{page}RuntimeError: Engine core initialization failed. See root cause above.")
+    with Processes(os.getpid()) as processes:
+        said = why(failed, processes, run_dir, run_dir)
+    assert said == f"the engine died while it started, or failed to; its log: {run_dir}/logs/engine-0.log"
 
 
 def test_of_an_actor_that_could_not_start_the_reason_alone_is_shown() -> None:
@@ -238,38 +425,103 @@ def test_rays_page_on_full_memory_is_a_sentence() -> None:
     assert _out_of_memory("something else") == "OutOfMemoryError: something else"
 
 
+READY = '{"event": "began", "time": 1}\n{"event": "ready", "steps": 60}\n{"event": "step", "step": 2}\n'
+RESUMABLE = (
+    "the last checkpoint is of step 2; resume with: oger train --recipe r.yaml --oger.run_dir {} --ckpt.load_enable"
+)
+OF_STEP_2 = "oger train: stopped by {} after step 2 of 60; "
+DIED = "oger train: after {}, training stopped at step 3 of 60: the policy died (pid 7); "
+
+
+def save(run_dir: Path) -> None:
+    (run_dir / "checkpoints" / "_actor" / "global_step2").mkdir(parents=True)
+    (run_dir / "checkpoints" / "_actor" / "global_step2" / "states.pt").write_bytes(b"s")
+    seal(run_dir / "checkpoints", 2)
+
+
 @pytest.mark.parametrize(
-    ("ends", "saved", "code", "last_line"),
+    ("number", "ends", "saved", "code", "last_line"),
     [
-        ("stops", "then", 75, "oger train: stopped by SIGUSR1 after step 2 of 60; the last checkpoint is "
-         "of step 2; resume with: oger train --recipe r.yaml --oger.run_dir {} --ckpt.load_enable"),
-        ("stops", "before", 138, "the last checkpoint is of step 2; resume with: oger train --recipe r.yaml "),
-        ("stops", "never", 138, "stopped by SIGUSR1 after step 2 of 60; there is no checkpoint to resume from"),
-        ("fails", "then", 1, "oger_recipe.base.errors.RecipeError: training stopped at step 3 of 60: "),
+        ("SIGUSR1", "stops", "then", 75, OF_STEP_2 + RESUMABLE),
+        ("SIGUSR1", "stops", "before", 138, OF_STEP_2 + RESUMABLE),
+        ("SIGUSR1", "stops", "never", 138, OF_STEP_2 + "there is no checkpoint to resume from"),
+        ("SIGUSR1", "fails", "then", 1, "oger_recipe.base.errors.RunFailed: training stopped at step 3 of 60: "),
+        ("SIGTERM", "stops", "then", 75, OF_STEP_2 + RESUMABLE),
+        ("SIGTERM", "stops", "before", 143, OF_STEP_2 + RESUMABLE),
+        ("SIGTERM", "fails", "never", 143, DIED + "there is no checkpoint to resume from"),
+        ("SIGTERM", "fails", "then", 75, DIED + RESUMABLE),
+        ("SIGTERM", "finishes", "then", 0, ""),
     ],
-    ids=["with a checkpoint", "without a new one", "without one", "a failure"],
 )  # fmt: skip
-def test_a_run_that_is_asked_ends_after_its_step_with_a_code_of_its_own(
-    run_dir: Path, ends: str, saved: str, code: int, last_line: str, forks: Forks
+def test_a_run_that_is_asked_ends_with_a_code_of_its_own(
+    run_dir: Path, number: str, ends: str, saved: str, code: int, last_line: str, forks: Forks
 ) -> None:
-    """A failure after that is one, not an end that was asked for; an attempt that got no further is none to repeat."""
-
-    def save() -> None:
-        (run_dir / "checkpoints" / "_actor" / "global_step2").mkdir(parents=True)
-        (run_dir / "checkpoints" / "_actor" / "global_step2" / "states.pt").write_bytes(b"s")
-        seal(run_dir / "checkpoints", 2)
-
+    """75 only with a checkpoint that the start did not have. A failure after SIGUSR1 is one; SIGTERM may cause one."""
     if saved == "before":
-        save()
-    (run_dir / "events.jsonl").write_text('{"event": "ready", "steps": 60}\n{"event": "step", "step": 2}\n')
+        save(run_dir)
+    (run_dir / "events.jsonl").write_text(READY)
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    running = forks.start("-c", ASKED, str(run_dir), ends, **piped)
+    running = forks.start("-c", ASKED, str(run_dir), ends, "saves", **piped)
     assert running.stdout is not None and running.stdout.readline() == "begun\n"
     if saved == "then":
-        save()
-    running.send_signal(signal.SIGUSR1)
+        save(run_dir)
+    running.send_signal(signal.Signals[number])
     said, shown = running.communicate(timeout=HANG_S)
-    assert running.returncode == code
-    assert said == "oger train: SIGUSR1: the run ends after this step\n"
-    assert last_line.format(run_dir) in shown
+    assert running.returncode == code, shown
+    when = {
+        "SIGUSR1": "the run ends after this step",
+        "SIGTERM": "the run saves a checkpoint of its last step and ends; ",
+    }
+    assert said.startswith(f"oger train: {number}: {when[number]}")
+    assert last_line.format(number, run_dir) in shown
     assert not (run_dir / ".oger-stop").exists()
+
+
+@pytest.mark.parametrize(
+    ("saves", "events", "signals"),
+    [
+        ("saves", READY, 2),
+        ("saves", READY + '{"event": "began", "time": 1}\n', 1),
+        ("saves", "", 1),
+        ("does not", READY, 1),
+    ],
+    ids=["the second one", "in a start that is not ready", "in the first start", "without checkpoints"],
+)
+def test_a_sigterm_that_no_checkpoint_can_follow_ends_the_run_at_once(
+    run_dir: Path, saves: str, events: str, signals: int, forks: Forks
+) -> None:
+    (run_dir / "events.jsonl").write_text(events)
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = forks.start("-c", ASKED, str(run_dir), "waits", saves, **piped)
+    assert running.stdout is not None and running.stdout.readline() == "begun\n"
+    for already in range(signals):
+        if already:
+            assert running.stdout.readline().startswith("oger train: SIGTERM: the run saves a checkpoint")
+        running.send_signal(signal.SIGTERM)
+    said, shown = running.communicate(timeout=HANG_S)
+    assert (running.returncode, said) == (143, "")
+    assert shown.startswith("oger train: stopped by SIGTERM ") and shown.endswith(
+        "there is no checkpoint to resume from\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "code", "ended"),
+    [(READY, 75, OF_STEP_2 + RESUMABLE), ("", 143, "oger train: stopped by {} before the first step; ")],
+    ids=["asked", "ended"],
+)
+def test_the_same_signal_twice_in_a_moment_is_one(
+    run_dir: Path, events: str, code: int, ended: str, forks: Forks
+) -> None:
+    """As `pkill -f "oger train"` sends it to a run with a supervisor, which passes it on."""
+    (run_dir / "events.jsonl").write_text(events)
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = forks.start("-c", ASKED, str(run_dir), "stops", "saves", "1", **piped)
+    assert running.stdout is not None and running.stdout.readline() == "begun\n"
+    if code == 75:
+        save(run_dir)
+    for _ in range(3):
+        running.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+    _, shown = running.communicate(timeout=HANG_S)
+    assert running.returncode == code and shown.startswith(ended.format("SIGTERM", run_dir))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from oger_recipe.embedding.base import EmbeddingError
+from oger_recipe.settings.alarms import AlarmSettings
 from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.oger import SECTIONS, SETTINGS
 from oger_recipe.settings.rollouts import RolloutSettings
@@ -27,8 +28,8 @@ PACKAGE = Path(__file__).parents[2] / "oger_recipe"
 # Where a setting is named without an effect on a run: conversion, and in settings what only looks at it.
 ONLY_NAMED_THERE = ("convert", "checks/settings.py", "checks/notes.py")
 
-# Not of the method, and tested where they are used: the run, its data and its verifiers, and the built-in task.
-OTHERS = (RunSettings, EvalSettings, RolloutSettings, VerifierSettings, SftSettings, TaskSettings)
+# Not of the method, and tested where they are used: alarms, the run, its data and verifiers, and the built-in task.
+OTHERS = (AlarmSettings, RunSettings, EvalSettings, RolloutSettings, VerifierSettings, SftSettings, TaskSettings)
 # Settings whose effect needs more than the parts here: file and test that hold them, and they.
 ELSEWHERE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
@@ -48,6 +49,26 @@ ELSEWHERE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "test_guided_rollouts.py",
         "test_a_prompt_whose_only_teachers_have_weight_zero_is_the_policys_alone",
         ("teacher_draw", "teacher_source_weights"),
+    ),
+    (
+        "test_experience_maker.py",
+        "test_of_a_taught_group_only_the_teacher_enters_a_loss",
+        ("teacher_gate", "taught_group"),
+    ),
+    (
+        "test_experience_maker.py",
+        "test_rollouts_may_have_the_advantage_of_their_sign_and_entropy",
+        ("rollout_advantage",),
+    ),
+    (
+        "test_experience_maker.py",
+        "test_the_weight_of_the_supervised_loss_follows_its_schedule",
+        ("sft_loss_schedule", "sft_loss_coef_end", "sft_loss_schedule_steps", "sft_loss_warmup_steps"),
+    ),
+    (
+        "test_policy_trainer.py",
+        "test_weight_and_mixture_of_the_supervised_loss_however_the_step_is_cut",
+        ("sft_token_weight", "sft_loss_mixture"),
     ),
     ("test_experience_maker.py", "test_the_fine_enters_the_group_mean_however_the_step_is_cut", ("non_stop_penalty",)),
     (
@@ -105,11 +126,10 @@ ELSEWHERE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "test_a_run_that_goes_on_pays_for_the_verdicts_of_its_lost_step_once",
         ("reward.cache",),
     ),
-    ("test_reward_watch.py", "test_the_watch_looks_back_over_some_steps", ("reward.watch_steps",)),
     (
-        "test_reward_watch.py",
-        "test_each_warning_has_a_limit_of_its_own_and_the_watch_can_be_silent",
-        ("reward.watch",),
+        "test_trainer.py",
+        "test_a_series_of_skipped_updates_ends_the_run_at_the_limit_that_is_set",
+        ("max_skipped_updates",),
     ),
 )
 

@@ -114,6 +114,9 @@ def test_a_stop_text_is_sampled_and_not_graded(cut: list[str]) -> None:
         ("[0.5]", 0.5, 0.0),
         ("torch.tensor([0.5])", 0.5, 0.0),
         ("float('nan')", 0.0, 1.0),
+        ("1e300", 0.0, 1.0),
+        ("-1e20", 0.0, 1.0),
+        ("1e12", 1e12, 0.0),
         ("torch.tensor(float('inf'))", 0.0, 1.0),
         ("[1.0, 2.0]", 0.0, 1.0),
         ("None", 0.0, 1.0),
@@ -211,7 +214,7 @@ def test_an_evaluated_answer_is_graded_once_whoever_grades_it(
     else:
         response = _executed("7", grader=tmp_path / "counting.py")
     generator = OgerSamplesGenerator(SimpleNamespace(args=nested()), [], [], Tokenizer(), [])
-    sample = generator._process_response_into_experience(response, max_len=100)
+    sample = generator._process_response_into_experience(response | {"place": 0}, max_len=100)
     problems = [(["bench"], [QUESTION], [response["label"]], [None])]
     found = evaluate_samples([sample], problems, Tokenizer())
     (record,) = found.records

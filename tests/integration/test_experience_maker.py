@@ -19,15 +19,15 @@ from oger_recipe.base.errors import SourceFailed
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
 from oger_recipe.grading.verdict import Graded, Verdict
-from oger_recipe.pipeline.controller.guards import EncoderReach, stop_on_reward_errors
-from oger_recipe.pipeline.controller.hybrid_batch import UNKNOWN
+from oger_recipe.pipeline.controller.guards import share_read, stop_on_reward_errors
 from oger_recipe.pipeline.controller.metrics import metrics_of as metrics_of_step
 from oger_recipe.pipeline.controller.training_step import HybridBatch, Rollouts, TrainingStep
 from oger_recipe.rewards.compose import Rewards
-from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.parser import build_parser
+from oger_recipe.settings.recipe_file import read_recipe
 from oger_recipe.teachers.store import Teacher
 
+CONFIGS = Path(__file__).parents[2] / "configs"
 PLUGINS = Path(__file__).with_name("plugins")
 TEXTS = ["ab", "cd", "ef", "gh"]  # three tokens each, with the end of sequence
 REWARDS = [1.0, 0.0, 1.0, 0.0]
@@ -136,6 +136,19 @@ def test_an_estimator_that_is_registered_can_be_chosen_and_trains(controller, gr
     flags = ["--algo.advantage.estimator", "doubled", "--rollout.micro_batch_size=2"]
     maker = controller(*NO_BONUS, *flags, parser=build_parser(cpu=True))
     assert first_tokens(maker.make_experience_batch(group)) == [2.0, 0.0, 2.0, 0.0]
+
+
+def test_dapos_advantages_are_those_of_its_paper(controller, rollout):
+    """Answers earn 1 or -1, less a share of the last 4 of 8 tokens (eq. 13); the group's mean, and std over n - 1."""
+    recipe = read_recipe(CONFIGS / "dapo_cpu.yaml", build_parser(cpu=True))
+    method = ("algo.advantage.estimator", "reward.overlong_penalty_factor")
+    flags = [*NO_BONUS, *(f"--{key}={recipe[key]}" for key in method)]
+    flags += ["--rollout.max_new_tokens=8", "--reward.overlong_buffer_len=4"]
+    texts, right = ("abc", "abcdef", "abcde", "abcdefg"), (True, True, False, False)  # 4, 7, 6 and 8 tokens
+    rewards = [1 - 0, 1 - 3 / 4, -1 - 2 / 4, -1 - 4 / 4]
+    rows = [rollout(text, float(is_right)) for text, is_right in zip(texts, right, strict=True)]
+    expected = [(reward - mean(rewards)) / stdev(rewards) for reward in rewards]
+    assert first_tokens(controller(*flags).make_experience_batch(rows)) == pytest.approx(expected, abs=1e-5)
 
 
 # ---- the bonus; similarities to the teacher are 0.2, 0.4, 0.6, 0.8, and no teacher takes a place
@@ -253,11 +266,12 @@ def test_the_figures_of_a_step_with_a_teacher_in_the_place_of_a_right_rollout(co
     advantages = [reward - (sum(rewards) + 0.9) / 4 for reward in (*rewards, 0.9)]
     expected = {
         "bonus_weight": 1.0, "replaced": 1.0, "replaced_correct": 1.0, "replaced_wrong": 0.0,
-        "prompts_without_teacher": 0.0, "prefix_ratio": 1 / 4, "off_on_ratio": 1 / 3,
+        "taught_groups": 1.0, "prompts_without_teacher": 0.0, "prefix_ratio": 1 / 4, "off_on_ratio": 1 / 3,
         "on_response_length": 3.0, "off_response_length": 5.0, "on_score": 2 / 3, "off_score": 1.0,
         "on_reward": mean(rewards), "teacher_reward": 0.9, "teacher_advantage": advantages[3],
         "rollout_advantage_abs": mean(map(abs, advantages[:3])), "advantage_max": max(advantages),
-        "advantage_min": min(advantages), "similarity": 1.1 / 3, "similarity_std": stdev((0.2, 0.4, 0.5)),
+        "advantage_min": min(advantages), "equal_groups": 0.0,
+        "similarity": 1.1 / 3, "similarity_std": stdev((0.2, 0.4, 0.5)),
         "divergence": 1.9 / 3, "divergence_std": stdev((0.8, 0.6, 0.5)), "entropy": 0.3, "entropy_p90": 0.46,
         "entropy_weight": mean(weights), "entropy_weight_std": stdev(weights), "bonus": mean(bonus),
         "bonus_of_correct": mean((bonus[0], bonus[2])), "bonus_of_correct_std": stdev((bonus[0], bonus[2])),
@@ -312,6 +326,57 @@ def test_teachers_pass_through_the_policy_only_where_their_old_log_probs_are_use
     assert experience.info["kl"].tolist() == experience.info["logprobs_diff"].tolist() == [0.0] * 4
 
 
+@pytest.mark.parametrize("cut", [4, 1])
+@pytest.mark.parametrize("teacher_loss", ["reshape", "sft"])
+def test_of_a_taught_group_only_the_teacher_enters_a_loss(controller, models, rollout, letters, cut, teacher_loss):
+    """Unsolved, solved by half, and unsolved without a teacher: the teacher takes the place of "gh"."""
+    models.similarity = dict(zip(TEXTS, (0.2, 0.4, 0.6, 0.8), strict=True))
+    teacher = Teacher("a", "okay", [*letters.encode("okay"), letters.eos_token_id], 1.0, 1.0)
+    maker = controller(
+        "--oger.bonus_weight=0", "--oger.teacher_gate=0.25", "--oger.taught_group=teachers",
+        f"--oger.off_policy_loss={teacher_loss}", f"--rollout.micro_batch_size={cut}",
+        teachers={"u": [teacher], "v": [teacher]},
+    )  # fmt: skip
+    rewards = {"u": [0.0] * 4, "v": REWARDS, "w": [0.0] * 4}
+    rows = [rollout(text, value, uid=uid) for uid in rewards for text, value in zip(TEXTS, rewards[uid], strict=True)]
+    trained = by_row(maker.make_experience_batch(rows))
+    assert trained[:4] == [[], [], [], pytest.approx([0.75] * 5)]  # its reward less the mean of the hybrid group
+    assert trained[4:8] == [pytest.approx([value] * 3) for value in (0.5, -0.5, 0.5, -0.5)]
+    assert trained[8:] == [[0.0] * 3] * 4
+    assert [line["advantage"] for line in lines(maker)[:3]] == [0.0] * 3
+    assert maker.current.metrics["oger/taught_groups"] == pytest.approx(1 / 3)
+
+
+def test_the_weight_of_the_supervised_loss_follows_its_schedule(controller, group):
+    """Of 21 steps; a run that resumes at a step begins there."""
+    sft = ["--oger.off_policy_loss=sft", "--oger.sft_loss_coef=0.5"]
+    ends = ["--oger.sft_loss_schedule=linear", "--oger.sft_loss_coef_end=0.1", "--oger.sft_loss_schedule_steps=5"]
+    whole = ["--oger.sft_loss_schedule=cosine", "--oger.sft_loss_warmup_steps=2"]
+    cases = {
+        (1, *ends): 0.5, (4, *ends): 0.2, (5, *ends): 0.1, (9, *ends): 0.1,
+        (1, *whole): 0.25, (2, *whole): 0.5, (21, *whole): 0.0, (1, "--oger.sft_loss_warmup_steps=5"): 0.1,
+    }  # fmt: skip
+    for (step, *flags), weight in cases.items():
+        maker = controller(*sft, *flags, steps=21)
+        maker.step = step
+        (experience,) = maker.make_experience_batch(list(group))
+        assert experience.info["sft_loss_coef"].tolist() == pytest.approx([weight] * 4, abs=1e-7), (step, flags)
+    for flags in (sft, ends):  # a constant one travels nowhere, nor does one of another loss
+        (experience,) = controller(*flags).make_experience_batch(list(group))
+        assert "sft_loss_coef" not in experience.info
+
+
+@pytest.mark.parametrize("cut", [4, 1])
+def test_rollouts_may_have_the_advantage_of_their_sign_and_entropy(taught, models, cut):
+    """Right, wrong, right, and the teacher; the mean over a response is ten times the entropy at its end."""
+    models.entropy = dict(zip(TEXTS, (0.01, 0.2, 0.05, 0.9), strict=True))
+    flags = ["--oger.bonus_weight=0", "--oger.rollout_advantage=sign_exp_entropy", f"--rollout.micro_batch_size={cut}"]
+    _, experiences = taught(*flags)
+    of_teacher = 1 - 0.75  # its reward less the mean of 1, 0, 1 and 1
+    expected = [0.1 * math.exp(0.1), -1.0, 0.1 * math.exp(0.5), of_teacher]
+    assert first_tokens(experiences) == pytest.approx(expected)
+
+
 def test_entropies_are_kept_by_row_and_the_engine_is_compared_on_the_policys_own_rollouts(taught, models):
     models.entropy = dict(zip(TEXTS, (0.1, 0.2, 0.3, 0.9), strict=True))
     # The mean of 0.03, -0.01 and 0.01; the teacher's row has log-probabilities of its own.
@@ -323,13 +388,15 @@ def test_entropies_are_kept_by_row_and_the_engine_is_compared_on_the_policys_own
     assert maker.current.metrics["vllm_logprob_difference"] == pytest.approx(0.05 / 3, rel=1e-4)
     assert maker.current.metrics["vllm_kl"] == pytest.approx(0.01, rel=1e-4)
     assert maker.current.metrics["vllm_logprob_limit"] == pytest.approx(0.05 + 0.002, rel=1e-4)
-    assert all(experience.rollout_log_probs is None for experience in experiences)  # f(p) is reshaped
+    for name in ("rollout_log_probs", "teacher_log_probs", "engine_weights"):  # nothing asks for them
+        assert all(getattr(experience, name) is None for experience in experiences)
 
 
 def test_a_teachers_own_probabilities_reach_the_loss_only_where_that_is_asked_for(taught):
     _, experiences = taught("--oger.use_off_policy_probs", probs=[0.5, 0.25, 0.125])
-    found = by_row(experiences, "rollout_log_probs")
-    assert found[:3] == [[UNKNOWN] * 3] * 3
+    assert experiences[0].rollout_log_probs is None
+    found = by_row(experiences, "teacher_log_probs")
+    assert all(math.isnan(each) for row in found[:3] for each in row)
     assert found[3] == pytest.approx([math.log(0.5), math.log(0.25), math.log(0.125)])
 
 
@@ -344,6 +411,8 @@ def test_a_run_stops_where_engine_and_policy_part(controller, models, group):
     assert maker.current.metrics["vllm_logprob_limit"] == pytest.approx(0.005, abs=1e-6)
     step(0.0045)
     assert maker.current.metrics["vllm_logprob_limit"] == pytest.approx(0.005, abs=1e-6)  # the first step's
+    before, maker = maker, controller(*NO_BONUS)
+    maker.resume(2, 5, before.state())  # that of the run's first step, not of the attempt's
     with pytest.raises(RuntimeError, match="the weights that vLLM samples from are not those that are trained"):
         step(0.006)
 
@@ -436,18 +505,18 @@ def batch_of(rollouts: Rollouts, teachers: list[list[Teacher]] | None = None) ->
     """The rollouts as they are, without a teacher in anybody's place."""
     none = torch.zeros(len(rollouts.texts)).bool()
     return HybridBatch(
-        rollouts.samples, torch.full((len(none),), 0.5), rollouts.guided, none, rollouts.rewards, rollouts.scores,
-        none, {}, teachers or [[] for _ in rollouts.labels], 0,
+        rollouts.samples, torch.full((len(none),), 0.5), rollouts.guided, none, none, rollouts.rewards,
+        rollouts.scores, none, {}, teachers or [[] for _ in rollouts.labels], 0,
     )  # fmt: skip
 
 
 def metrics_of(rollouts: Rollouts, bonus: list[float], token_entropy: list[float] | None = None) -> dict[str, float]:
     no = torch.zeros(len(bonus))
     of_tokens = no if token_entropy is None else torch.tensor(token_entropy)
-    step = TrainingStep(1, rollouts, batch_of(rollouts), 1.0)
+    step = TrainingStep(1, rollouts, batch_of(rollouts), 1.0, {})
     step.entropy, step.token_entropy, step.entropy_weight, step.advantages = no, of_tokens, no + 1, no
     step.rewards, step.bonus = (
-        Rewards(no.view(-1, 2), {}, {}, {}, no.view(-1, 2)[:, 0].bool(), {}, {}),
+        Rewards(no.view(-1, 2), {}, {}, {}, no.view(-1, 2)[:, 0].bool(), {}, {}, no.view(-1, 2).bool()),
         torch.tensor(bonus),
     )
     return metrics_of_step(step)
@@ -482,21 +551,33 @@ def test_groups_that_teachers_began_altogether_are_counted_by_what_the_policy_ma
     assert (found["rollout/solve_all"], found["rollout/solve_none"]) == (0.5, 0.5)
 
 
-def test_a_run_says_once_which_share_of_its_texts_the_bonus_speaks_of(controller, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("rewards", "formats", "equal", "in_form"),
+    [([1.0, 0.0, 1.0, 1.0], [1, 1, 0, 1], 0.5, 0.75), ([0.1] * 4, [0, 0, 0, 0], 1.0, 0.0)],
+)
+def test_groups_without_variance_and_answers_that_were_found_are_counted(
+    controller, rollout, rewards, formats, equal, in_form
+):
+    """Two groups of two rows."""
+    maker = controller("--oger.bonus_weight=0", "--oger.max_replace_num=0", "--rollout.n_samples_per_prompt=2")
+    rows = zip("abcd", "uuvv", rewards, formats, strict=True)
+    maker.make_experience_batch(
+        [rollout(text, reward, uid=uid, components={"format": float(ok)}) for text, uid, reward, ok in rows]
+    )
+    assert maker.current.metrics["oger/equal_groups"] == equal
+    assert maker.current.metrics["rollout/format"] == in_form
+
+
+def test_a_run_measures_which_share_of_its_texts_the_bonus_speaks_of(controller):
     """The encoder reads four letters of a text."""
     maker = controller("--oger.embedding_long_texts", "head", teachers={"u": [TEACHER]})
     assert isinstance(maker.measure, EmbeddingSimilarity)
     rollouts = rollouts_of([1.0, 0.0, 1.0, 0.0])
     batch = batch_of(rollouts, [[Teacher("a", "twelve of 12", [1], 1.0, 1.0)], []])
-    for _ in range(2):  # 4 rollouts of one letter, and the first group's teacher for each of its two rows
-        assert maker.reach.share_read(rollouts, batch) == pytest.approx((4 * 1 + 2 * 4) / (4 * 1 + 2 * 12))
-    (said,) = read_jsonl(maker.run_dir / "events.jsonl")
-    assert said["event"] == "note"
-    assert "the encoder reads 43% (oger.embedding_long_texts head, 256 tokens)" in said["text"]
-    assert maker.reach.share_read(rollouts, batch_of(rollouts)) == 1.0
-    assert len(read_jsonl(maker.run_dir / "events.jsonl")) == 1
-    unmeasured = EncoderReach(None, OgerSettings().embedding, tmp_path)
-    assert math.isnan(unmeasured.share_read(rollouts, batch))
+    # 4 rollouts of one letter, and the first group's teacher for each of its two rows
+    assert share_read(maker.measure, rollouts, batch) == pytest.approx((4 * 1 + 2 * 4) / (4 * 1 + 2 * 12))
+    assert share_read(maker.measure, rollouts, batch_of(rollouts)) == 1.0
+    assert math.isnan(share_read(None, rollouts, batch))
 
 
 # ---- sources of reward

@@ -29,12 +29,12 @@ from oger_recipe.embedding.base import EmbeddingError
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
 from oger_recipe.grading.verdict import Graded, Verdict
 from oger_recipe.pipeline.controller.hybrid_batch import (
-    UNKNOWN,
     HybridBatch,
     Rollouts,
     make_hybrid,
     read_rollouts,
     teacher_experience,
+    teacher_log_probs,
 )
 from oger_recipe.pipeline.policy.loss import Given, HybridPolicyLoss
 from oger_recipe.pipeline.policy.policy_trainer import OgerActorPPOTrainer
@@ -452,19 +452,25 @@ def test_neither_first_nor_last_makes_room_what_could_not_be_embedded(hybrid, mo
     assert sorted(batch.injected) == replaced
 
 
-def test_a_teachers_own_probabilities_travel_as_log_probabilities(hybrid):
-    known = Teacher("known", "N", [ord("N"), END], 1.0, 1.0, [0.5, 0.25])
-    batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": [known]})
+@pytest.mark.parametrize(
+    ("probs", "known"),
+    # Half precision rounds 1 to more than 1, which is known as 1.
+    [([0.5, 0.25], [0.5, 0.25]), ([1.0001, 0.25], [1.0, 0.25]), (None, [math.nan, math.nan])],
+)
+def test_what_the_engine_says_of_rollouts_and_teachers_of_their_own_tokens_are_apart(hybrid, probs, known):
+    teacher = Teacher("known", "N", [ord("N"), END], 1.0, 1.0, probs)
+    batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": [teacher]})
     (row,) = batch.injected
-    # "??>" has three tokens, so the response begins at position 2 of the shifted row; 1 stands for unknown.
-    assert batch.samples[row].rollout_log_probs.exp().tolist()[0] == pytest.approx([math.e, math.e, 0.5, 0.25])
-
-
-def test_a_probability_that_half_precision_rounded_above_one_is_known_as_one(hybrid):
-    rounded = Teacher("rounded", "N", [ord("N"), END], 1.0, 1.0, [1.0001, 0.25])
-    batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": [rounded]})
-    (row,) = batch.injected
-    assert batch.samples[row].rollout_log_probs[0, 2:].tolist() == pytest.approx([0.0, math.log(0.25)])
+    for number, sample in enumerate(batch.samples):
+        sample.index = [number]
+        own = teacher_log_probs(sample, batch.injected).exp().tolist()[0]
+        by_engine = sample.rollout_log_probs.tolist()[0]
+        # "??>" has three tokens, so the response begins at position 2 of the shifted row.
+        if number == row:
+            assert own == pytest.approx([math.nan, math.nan, *known], nan_ok=True)
+            assert by_engine == pytest.approx([math.nan] * 4, nan_ok=True)
+        else:
+            assert all(map(math.isnan, own)) and by_engine == [0.0, 0.0, *[-0.5] * (len(own) - 2)]
 
 
 def test_a_group_that_is_all_correct_stays_online_only_where_that_is_asked_for(hybrid):
@@ -477,6 +483,31 @@ def test_a_group_that_is_all_correct_stays_online_only_where_that_is_asked_for(h
     for other in ("keep", "clip"):
         batch = hybrid(_rollouts(*rollouts), teachers, all_correct_group=other)
         assert batch.is_teacher.nonzero().flatten().tolist() == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("gate", "taught"),
+    [(0.0, [0]), (0.24, [0]), (0.25, [0, 1]), (0.99, [0, 1, 2]), (1.0, [0, 1, 2, 3])],
+)
+def test_teachers_enter_where_no_more_than_the_gate_is_solved(hybrid, gate, taught):
+    """Of four rollouts none, one, three and all are right; only the rewards of form differ from that."""
+    rewards = (WRONG, [1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 1.0], RIGHT)
+    groups = [(str(number), LETTERS, each) for number, each in enumerate(rewards)]
+    teachers = {uid: [_teacher("N")] for uid, *_ in groups}
+    batch = hybrid(_rollouts(*groups), teachers, teacher_gate=gate)
+    assert batch.is_teacher.nonzero().flatten().tolist() == [4 * group + 1 for group in taught]
+    assert batch.prompts_without_teacher == 0
+    open_to_unsolved = hybrid(_rollouts(*groups), teachers, teacher_gate=gate, all_correct_group="online")
+    assert open_to_unsolved.is_teacher.nonzero().flatten().tolist() == [4 * group + 1 for group in taught if group < 3]
+
+
+def test_of_a_taught_group_the_teachers_alone_are_trained_where_that_is_asked_for(hybrid):
+    groups = [("taught", LETTERS, WRONG), ("none", LETTERS, WRONG), ("taught", LETTERS, RIGHT)]
+    teachers, settings = {"taught": [_teacher("N"), _teacher("E")]}, {"teacher_gate": 0.5, "max_replace_num": 2}
+    batch = hybrid(_rollouts(*groups), teachers, taught_group="teachers", **settings)
+    assert batch.is_teacher.tolist() == [True, True, False, False] + [False] * 8  # bb, then a, are the most similar
+    assert batch.left_out.tolist() == [False, False, True, True] + [False] * 8
+    assert not hybrid(_rollouts(*groups), teachers, **settings).left_out.any()
 
 
 @pytest.mark.parametrize("mode", ["similarity_mean_des", "random"])
@@ -592,7 +623,7 @@ def _accumulate(
             batch.action_log_probs,
             batch.advantages,
             action_mask=batch.action_mask,
-            rollout_log_probs=batch.rollout_log_probs,
+            rollout_log_probs=None,
             **(totals or info),
         )
         (loss / gas).backward()
@@ -714,11 +745,12 @@ def test_a_known_teacher_probability_stands_where_one_is_assumed(items):
     loss_fn = _loss("token_mean", off_policy_reshape="no_reshape")
     row = next(item for item in items if item.info["off_policy_tokens"] == 3)
     batch = make_experience_batch([row])
-    loss_fn.given = Given(torch.tensor(_mask_of(batch)))
+    mask = torch.tensor(_mask_of(batch))
+    known = torch.where(mask, math.log(0.5), math.nan)
+    known[0, -1] = math.nan
+    loss_fn.given = Given(mask, teacher_log_probs=known)
     log_probs = batch.action_log_probs.clone().requires_grad_()
-    known = torch.where(loss_fn.given.off_policy_mask, math.log(0.5), UNKNOWN)
-    known[0, -1] = UNKNOWN
-    arguments = {"action_mask": batch.action_mask, "rollout_log_probs": known, "dp_size": 1}
+    arguments = {"action_mask": batch.action_mask, "rollout_log_probs": None, "dp_size": 1}
     loss, *_ = loss_fn(
         log_probs, batch.action_log_probs, batch.advantages, batch_num_tokens=3.0, global_batch_size=1.0, **arguments
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from hang import HANG_S
 from peft import LoraConfig, get_peft_model
 from ray.util.placement_group import placement_group
 from transformers import (
@@ -400,12 +402,12 @@ def test_an_encoder_that_dies_is_an_error_of_embedding_and_starts_again(encoder:
     pid = ray.get(encoder._actor.__ray_call__.remote(lambda actor: os.getpid()))
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(EmbeddingError, match=r"5 of 5 texts could not be embedded .* the encoder's process died"):
-        for _ in range(100):  # until Ray has seen it
+        while True:  # until Ray has seen it
             encoder.encode(TEXTS)
-    rows, failed = encoder.encode_each(TEXTS[:2])
-    for _ in range(20):
-        if not failed:
-            break
+    assert 0 < encoder.share_read(TEXTS) < 1  # while it starts again
+    deadline, failed = time.monotonic() + HANG_S, {TEXTS[0]: ""}
+    while failed:
+        assert time.monotonic() < deadline, failed
         rows, failed = encoder.encode_each(TEXTS[:2])
     assert torch.allclose(rows, before[:2], atol=1e-6)
 

@@ -2,42 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
+import runpy
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+import psutil
 import pytest
+import stand_ins
 from hang import HANG_S
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.run_folder import checkpoints
 
 ROOT = Path(__file__).parents[2]
 NOTE = 'printf "%s\\n" "$(basename "$0") $*" >>"$NOTES/calls"\n'
+# Of the steps' own programs: one that starts Ray, and one that clears up.
+PYTHON = 'if [[ "$1" == -[cm] ]]; then exec "$REAL_PYTHON" "$@"; fi\n'
 STAND_INS = {
-    "slurm/scontrol": NOTE + 'if [[ "$1" == show ]]; then printf "%s\\n" $NODES; fi\n',
+    "slurm/scontrol": NOTE + 'case "$*" in\n'
+    '"show hostnames"*) printf "%s\\n" $NODES ;;\n'
+    '"show config") echo "KillWait                = ${KILL_WAIT:-30} sec" ;;\n'
+    '"-o show job 77") echo "JobId=77 JobState=$(cat "$NOTES/state") Requeue=1 PreemptTime=${PREEMPTED:-None} " ;;\n'
+    "esac\n",
     # The step's command starts behind srun's flags.
     "slurm/srun": NOTE + 'while [[ "$1" == -* ]]; do shift; done\n'
-    'if [[ "$1" == hostname ]]; then echo "10.0.0.1 fe80::1"; else exec "$@"; fi\n',
+    'case "$1" in\n'
+    'hostname) echo "10.0.0.1 fe80::1" ;; true) exit "${NODE_LOST:-0}" ;; *) exec "$@" ;; esac\n',
     "venv/bin/ray": NOTE + 'echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$NOTES/tokens"\n'
     'if [[ -n "${RAY_FAILS:-}" ]]; then exit 1; fi\n'
     'echo $$ >>"$NOTES/ray_pids"\nexec sleep 3600\n',
-    # Behind it a recipe, of which it says how wide an engine is; alone it counts the nodes.
-    "venv/bin/python": 'if [[ -n "${READS:-}" && $# -gt 1 ]]; then exec "$READS" "$@"; fi\n'
-    'if [[ $# -gt 1 ]]; then echo 2; else cat "$NOTES/ray_pids" 2>/dev/null | wc -l; fi\n',
+    # It spreads a recipe over the nodes, or counts them.
+    "venv/bin/python": PYTHON + 'if [[ -n "${READS:-}" && $# -gt 1 ]]; then exec "$READS" "$@"; fi\n'
+    "if [[ $# -gt 1 ]]; then echo; exit; fi\n"
+    'echo $(($(cat "$NOTES/ray_pids" 2>/dev/null | wc -l) - ${NODES_MISSING:-0}))\n',
     "venv/bin/oger": NOTE + 'echo "$RAY_ADDRESS" >"$NOTES/address"\n'
     'echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$NOTES/tokens"\n'
     'if [[ -n "${TRAINS_FOR:-}" ]]; then exec sleep "$TRAINS_FOR"; fi\n'
     # Asked to end after its step, which takes a while: by now the script has heard the signal.
-    'if [[ -n "${STEP:-}" ]]; then trap "sleep $STEP; exit 75" USR1; echo >"$NOTES/trains"; fi\n'
-    'while [[ -n "${STEP:-}" ]]; do sleep 0.05; done\n'
+    'if [[ -n "${STEP:-}" ]]; then\n'
+    'asked="" signals=""\n'
+    'for each in TERM USR1; do trap "asked=yes signals+=$each" "$each"; done\n'
+    'echo >"$NOTES/trains"\n'
+    'while [[ -z "$asked" ]]; do sleep 0.05 || true; done\n'
+    "for ((n = 0; n < STEP * 10; n++)); do sleep 0.1 || true; done\n"
+    'echo "$signals $(ps -o pid= -p "$(paste -sd, "$NOTES/ray_pids")" | wc -l)" >"$NOTES/ended"\n'
+    'exit "${RESULT:-75}"\n'
+    "fi\n"
     'exit "${RESULT:-0}"\n',
 }
 
@@ -51,7 +72,10 @@ class Cluster:
     def start(self, nodes: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         job = {"SLURM_JOB_NODELIST": "some[1-9]", "SLURM_JOB_NAME": "oger", "SLURM_JOB_ID": "77"}
         job |= {"SLURM_SUBMIT_DIR": str(ROOT), "OGER_VENV": str(self.folder / "venv"), "POLL_SECONDS": "0.05"}
-        job |= {"NODES": nodes, "NOTES": str(self.folder), "RUN_DIR": "/runs/77", "CPUS_PER_NODE": "16"}
+        job |= {"NODES": nodes, "NOTES": str(self.folder), "CPUS_PER_NODE": "16", "REAL_PYTHON": sys.executable}
+        job |= {"RUN_DIR": str(self.folder / "run"), "RAY_TMPDIR": str(self.temporary)}
+        self.temporary.mkdir(exist_ok=True)
+        self.is_in("RUNNING")
         path = {"PATH": f"{self.folder / 'slurm'}:{os.environ['PATH']}"}
         command = ["bash", str(ROOT / "scripts" / "slurm" / "train_oger.sbatch"), *arguments]
         return subprocess.Popen(
@@ -64,30 +88,47 @@ class Cluster:
 
     def run(self, nodes: str, *arguments: str, **variables: str) -> tuple[int, str]:
         """Exit code and messages."""
-        process = self.start(nodes, *arguments, **variables)
-        output, errors = process.communicate(timeout=HANG_S)
-        return process.returncode, output + errors
+        return stand_ins.outcome(self.start(nodes, *arguments, **variables), self.folder)
 
     def calls(self, program: str) -> list[str]:
-        return [line for line in self._lines("calls") if line.startswith(program + " ")]
+        return [line for line in self.lines("calls") if line.startswith(program + " ")]
 
     def ray_runs(self) -> list[str]:
         """Processes of Ray that are still there."""
-        return [pid for pid in self._lines("ray_pids") if Path(f"/proc/{pid}").exists()]
+        return [pid for pid in self.lines("ray_pids") if Path(f"/proc/{pid}").exists()]
 
-    def _lines(self, name: str) -> list[str]:
+    def is_in(self, state: str) -> None:
+        """Set what SLURM says of the job."""
+        (self.folder / "state").write_text(state)
+
+    @property
+    def temporary(self) -> Path:
+        """Where the nodes, which are one machine here, keep Ray's files."""
+        return self.folder / "temporary"
+
+    def trains(self) -> None:
+        """Wait until the training has begun."""
+        deadline = time.monotonic() + HANG_S
+        while not (self.folder / "trains").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def queued_again(self) -> bool:
+        return "scontrol requeue 77" in self.calls("scontrol")
+
+    def lines(self, name: str) -> list[str]:
         path = self.folder / name
         return path.read_text().splitlines() if path.exists() else []
 
 
 @pytest.fixture()
-def cluster(tmp_path: Path) -> Cluster:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     for name, body in STAND_INS.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!/usr/bin/env bash\n{body}")
         path.chmod(0o755)
-    return Cluster(tmp_path)
+    yield Cluster(tmp_path)
+    stand_ins.end_all(tmp_path)
 
 
 def flag(call: str, name: str) -> str:
@@ -96,14 +137,14 @@ def flag(call: str, name: str) -> str:
 
 
 def test_one_node_is_a_ray_cluster_of_one(cluster: Cluster) -> None:
-    code, output = cluster.run("n1", "configs/oger_paper.yaml", "--train.seed", "3")
+    code, output = cluster.run("n1", "configs/oger_paper.yaml", "--train.seed", "3", READS=sys.executable)
     assert code == 0, output
     starts = cluster.calls("ray")
     assert len(starts) == 1 and "start --head" in starts[0] and "--num-gpus=8" in starts[0]
     (training,) = cluster.calls("oger")
     assert training.startswith("oger train --recipe configs/oger_paper.yaml ")
     assert training.endswith(" --train.seed 3")
-    assert flag(training, "--oger.run_dir") == "/runs/77"
+    assert flag(training, "--oger.run_dir") == str(cluster.folder / "run")
     assert flag(training, "--actor.num_nodes") == "1" and flag(training, "--vllm.num_engines") == "4"
     assert "--ckpt.load_enable" not in training
     assert (cluster.folder / "address").read_text() == "10.0.0.1:20077\n"
@@ -111,18 +152,20 @@ def test_one_node_is_a_ray_cluster_of_one(cluster: Cluster) -> None:
 
 
 def test_further_nodes_join_the_first(cluster: Cluster) -> None:
-    variables = {"GPUS_PER_NODE": "4", "TENSOR_PARALLEL": "1"}
+    variables = {"GPUS_PER_NODE": "4", "TENSOR_PARALLEL": "1", "READS": sys.executable}
     code, output = cluster.run("n1 n2 n3", "configs/luffy.yaml", **variables)
     assert code == 0, output
     steps = {
         next(word for word in call.split() if word.startswith("--nodelist=")): call
         for call in cluster.calls("srun")
-        if "ray start" in call
+        if "ray_node.sh" in call
     }
     assert sorted(steps) == ["--nodelist=n1", "--nodelist=n2", "--nodelist=n3"]
     assert "--head --node-ip-address=10.0.0.1 --port=20077" in steps["--nodelist=n1"]
-    for node in ("n2", "n3"):
-        assert "ray start --address=10.0.0.1:20077 --num-gpus=4 --num-cpus=16" in steps[f"--nodelist={node}"]
+    logs = cluster.folder / "run" / "logs"
+    for number, node in enumerate(("n2", "n3"), 1):  # with a folder and logs of its own
+        its_own = f"ray_node.sh {cluster.temporary}/oger-77-{number} {logs}/{node} "
+        assert its_own + "--address=10.0.0.1:20077 --num-gpus=4 --num-cpus=16" in steps[f"--nodelist={node}"]
     for call in cluster.calls("srun"):
         assert "--overlap" in call and "--nodes=1 --ntasks=1 --cpus-per-task=16" in call
     (training,) = cluster.calls("oger")
@@ -137,7 +180,7 @@ def test_every_process_of_a_job_has_its_token_and_no_command_line_shows_it(clust
     tokens = set()
     for _ in range(2):
         cluster.run("n1 n2", "configs/oger_paper.yaml")
-        given = cluster._lines("tokens")
+        given = cluster.lines("tokens")
         assert len(given) == 3 and len(set(given)) == 1  # Ray on two nodes, and the trainer
         mode, token = given[0].split()
         assert mode == "token" and len(token) == 64
@@ -174,7 +217,7 @@ def test_the_result_of_the_training_is_the_jobs(cluster: Cluster) -> None:
 
 
 def test_nodes_that_do_not_join_end_the_job(cluster: Cluster) -> None:
-    (cluster.folder / "venv" / "bin" / "python").write_text("#!/usr/bin/env bash\necho 1\n")
+    (cluster.folder / "venv" / "bin" / "python").write_text(f"#!/usr/bin/env bash\n{PYTHON}echo 1\n")
     code, output = cluster.run("n1 n2", "configs/oger_paper.yaml", JOIN_SECONDS="1")
     assert code == 1 and "not all of n1 n2 joined within 1 s" in output
     assert not cluster.calls("oger") and not cluster.ray_runs()
@@ -186,16 +229,132 @@ def test_a_ray_that_does_not_start_ends_the_job(cluster: Cluster) -> None:
     assert not cluster.calls("oger")
 
 
+def steps_of(script: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The programs that run on the nodes."""
+    found = []
+    for each in psutil.Process(script.pid).children():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if "ray_node.sh" in " ".join(each.cmdline()):
+                found.append(each)
+    return found
+
+
+def everything(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [below for each in processes for below in (*each.children(recursive=True), each)]
+
+
+def send_term(processes: list[psutil.Process]) -> None:
+    for each in processes:
+        with contextlib.suppress(psutil.Error):  # the sleep of a moment has ended
+            each.terminate()
+
+
+def ended(cluster: Cluster, script: subprocess.Popen[str]) -> int:
+    """The exit code, once it is seen that nothing is left."""
+    code, messages = stand_ins.outcome(script, cluster.folder)
+    assert not list(cluster.temporary.iterdir()), messages
+    return code
+
+
+@pytest.mark.parametrize("signals_all", [True, False], ids=["and its processes", "alone"])
+def test_a_job_that_is_preempted_after_a_grace_period_saves_a_checkpoint_and_is_queued_again(
+    cluster: Cluster, signals_all: bool
+) -> None:
+    """SLURM signals the steps and not the script; Ray is needed until the trainer has ended."""
+    script = cluster.start("n1 n2", "configs/oger_paper.yaml", STEP="1", PREEMPTED="2026-11-23T16:35:57")
+    cluster.trains()
+    send_term(everything(steps_of(script)) if signals_all else steps_of(script))
+    assert ended(cluster, script) == 75
+    assert cluster.lines("ended") == ["TERM 2"]  # one signal, and Ray on both nodes
+    assert cluster.queued_again()
+
+
+@pytest.mark.parametrize(
+    ("variables", "queued"),
+    [
+        ({"PREEMPTED": "2026-11-23T16:35:57", "RESULT": "143"}, True),  # without a checkpoint
+        ({"PREEMPTED": "2026-11-23T16:35:57", "RESULT": "0"}, False),  # it was at its end
+        ({}, False),  # `scancel --signal TERM`
+        ({"REQUEUE": "yes"}, True),
+        ({"REQUEUE": "yes", "RESULT": "143"}, False),
+    ],
+)
+def test_a_job_whose_steps_get_sigterm_is_queued_again_where_it_is_preempted_or_asks_for_it(
+    cluster: Cluster, variables: dict[str, str], queued: bool
+) -> None:
+    script = cluster.start("n1", "configs/oger_paper.yaml", STEP="0", **variables)
+    cluster.trains()
+    send_term(steps_of(script))
+    assert ended(cluster, script) == int(variables.get("RESULT", "75"))
+    assert cluster.queued_again() == queued
+
+
+@pytest.mark.parametrize("signals_all", [True, False], ids=["and its processes", "alone"])
+def test_a_job_that_slurm_ends_has_one_signal_for_its_trainer_and_is_not_queued_again(
+    cluster: Cluster, signals_all: bool
+) -> None:
+    """By scancel, at its time limit, or where SLURM itself queues it again: preempted without a grace period."""
+    script = cluster.start("n1 n2", "configs/oger_paper.yaml", STEP="1", REQUEUE="yes")
+    cluster.trains()
+    cluster.is_in("COMPLETING")
+    main = psutil.Process(script.pid)
+    send_term(everything([main]) if signals_all else [*steps_of(script), main])
+    assert ended(cluster, script) == 75
+    assert cluster.lines("ended") == ["TERM 2"]
+    assert not cluster.queued_again()
+
+
+def test_a_job_that_slurm_ends_is_done_before_slurm_kills_it(cluster: Cluster) -> None:
+    script = cluster.start("n1 n2", "configs/oger_paper.yaml", STEP="3600", KILL_WAIT="11")
+    cluster.trains()
+    cluster.is_in("COMPLETING")
+    script.terminate()
+    assert ended(cluster, script) == 128 + signal.SIGKILL
+
+
+def test_a_job_that_is_preempted_before_it_trains_is_queued_again(cluster: Cluster) -> None:
+    script = cluster.start("n1 n2", "configs/oger_paper.yaml", NODES_MISSING="1", PREEMPTED="2026-11-23T16:35:57")
+    deadline = time.monotonic() + HANG_S
+    while len(cluster.ray_runs()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    send_term(steps_of(script))
+    assert ended(cluster, script) == 143
+    assert cluster.queued_again() and not cluster.calls("oger")
+
+
 def test_a_cancelled_job_leaves_nothing_behind(cluster: Cluster) -> None:
-    process = cluster.start("n1 n2", "configs/oger_paper.yaml", TRAINS_FOR="3600")
+    script = cluster.start("n1 n2", "configs/oger_paper.yaml", TRAINS_FOR="3600")
     deadline = time.monotonic() + HANG_S
     while not cluster.calls("oger") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(cluster.ray_runs()) == 2
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=HANG_S) == 143
-    process.communicate()
-    assert not cluster.ray_runs()
+    cluster.is_in("CANCELLED")
+    script.terminate()
+    assert ended(cluster, script) == 143
+
+
+def test_processes_that_block_sigterm_still_do_after_they_have_started_others() -> None:
+    """As an engine's actor does, whose own Ray blocks it."""
+    program = (
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\nimport oger_recipe.pipeline\n"
+        "from multiprocessing import resource_tracker\nresource_tracker.ensure_running()\n"
+        "print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "True\n"
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_job_that_fails_is_queued_again_only_if_a_node_does_not_answer(cluster: Cluster, lost: bool) -> None:
+    code, output = cluster.run("n1 n2", "configs/oger_paper.yaml", RESULT="1", NODE_LOST=str(int(lost)))
+    assert code == 1
+    assert cluster.queued_again() == lost == ("not all of n1 n2 answer" in output)
+
+
+def test_files_of_an_earlier_start_that_was_killed_are_removed(cluster: Cluster) -> None:
+    (cluster.temporary / "oger-77-0" / "session").mkdir(parents=True)
+    code, output = cluster.run("n1", "configs/oger_paper.yaml")
+    assert code == 0, output
+    assert not list(cluster.temporary.iterdir())
 
 
 def test_the_batch_file_wants_a_recipe(cluster: Cluster) -> None:
@@ -407,41 +566,45 @@ ENGINES = ("vllm.tensor_parallel_size", "vllm.num_engines", "actor.num_gpus_per_
 @pytest.mark.parametrize(
     ("recipe", "words", "variables", "engines"),
     [
-        ("grm_multi_rm.yaml", [], {"READS": sys.executable}, ["4", "2", "8"]),
-        ("oger.yaml", ["--vllm.tensor_parallel_size=8", "--overwrite"], {"READS": sys.executable}, ["8", "1", "8"]),
+        ("grm_multi_rm.yaml", ["--max-restarts", "2"], {}, ["4", "2", "8"]),
+        ("oger.yaml", ["--vllm.tensor_parallel_size=8", "--overwrite"], {}, ["8", "1", "8"]),
         ("oger.yaml", [], {"TENSOR_PARALLEL": "4"}, ["4", "2", "8"]),
         # The policy and the engines have GPUs of their own.
-        pytest.param(
-            "oat_countdown_grpo.yaml", [], {"READS": sys.executable}, ["-", "-", "-"], marks=pytest.mark.full
-        ),
+        pytest.param("oat_countdown_grpo.yaml", [], {}, ["-", "-", "-"], marks=pytest.mark.full),
     ],
 )
 def test_engines_are_as_wide_as_the_recipe_says_unless_the_user_says_otherwise(
     cluster: Cluster, recipe: str, words: list[str], variables: dict[str, str], engines: list[str]
 ) -> None:
-    code, output = cluster.run("n1", f"configs/{recipe}", *words, **variables)
+    code, output = cluster.run("n1", f"configs/{recipe}", *words, READS=sys.executable, **variables)
     assert code == 0, output
     assert layout(cluster.calls("oger")[0], *ENGINES) == engines
+    assert cluster.calls("oger")[0].endswith(" ".join(words))
 
 
 @pytest.mark.parametrize(
-    ("recipe", "variables", "reason"),
+    ("recipe", "gpus", "tensor_parallel", "reason"),
     [
-        ("oger.yaml", {"TENSOR_PARALLEL": "3"}, "engines of 3 GPUs do not fit the job's 8: set TENSOR_PARALLEL"),
-        ("oger.yaml", {"GPUS_PER_NODE": "1"}, "engines of 2 GPUs do not fit the job's 1: set TENSOR_PARALLEL"),
-        ("oger.yaml", {"TENSOR_PARALLEL": "two"}, "TENSOR_PARALLEL is two, not a number of GPUs"),
-        ("oger.yaml", {"TENSOR_PARALLEL": "0"}, "TENSOR_PARALLEL is 0, not a number of GPUs"),
-        ("oat_countdown_grpo.yaml", {"TENSOR_PARALLEL": "2", "READS": sys.executable}, "is for recipes with train"),
-        pytest.param(
-            "no_such.yaml", {"READS": sys.executable}, "train_oger: configs/no_such.yaml", marks=pytest.mark.full
-        ),
+        ("oger.yaml", 8, "3", "engines of 3 GPUs do not fit the job's 8: set TENSOR_PARALLEL"),
+        ("oger.yaml", 1, "", "engines of 2 GPUs do not fit the job's 1: set TENSOR_PARALLEL"),
+        ("oger.yaml", 8, "two", "TENSOR_PARALLEL is two, not a number of GPUs"),
+        ("oger.yaml", 8, "0", "TENSOR_PARALLEL is 0, not a number of GPUs"),
+        ("oat_countdown_grpo.yaml", 8, "2", "is for recipes with train"),
+        ("no_such.yaml", 8, "", "configs/no_such.yaml"),
     ],
 )
-def test_what_does_not_fit_the_jobs_gpus_is_refused_before_anything_starts(
-    cluster: Cluster, recipe: str, variables: dict[str, str], reason: str
+def test_what_does_not_fit_the_jobs_gpus_is_refused(
+    recipe: str, gpus: int, tensor_parallel: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, output = cluster.run("n1", f"configs/{recipe}", **variables)
-    assert code != 0 and reason in output and "Traceback" not in output
+    monkeypatch.chdir(ROOT)
+    machine_flags = runpy.run_path(str(ROOT / "scripts" / "machine_flags.py"))["machine_flags"]
+    with pytest.raises(RecipeError, match=re.escape(reason)):
+        machine_flags(1, gpus, tensor_parallel, f"configs/{recipe}")
+
+
+def test_a_job_that_does_not_fit_starts_nothing(cluster: Cluster) -> None:
+    code, output = cluster.run("n1", "configs/oger.yaml", TENSOR_PARALLEL="3", READS=sys.executable)
+    assert code != 0 and "train_oger: engines of 3 GPUs" in output and "Traceback" not in output
     assert not cluster.calls("srun") and not cluster.calls("oger")
 
 
@@ -454,10 +617,8 @@ def test_slurm_signals_the_script_before_the_time_limit() -> None:
 def test_a_job_whose_time_is_nearly_up_ends_after_its_step_and_is_queued_again_where_that_is_asked_for(
     cluster: Cluster, requeue: str, queued: list[str]
 ) -> None:
-    process = cluster.start("n1 n2", "configs/oger_paper.yaml", STEP="0.5", REQUEUE=requeue)
-    deadline = time.monotonic() + HANG_S
-    while not (cluster.folder / "trains").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    process = cluster.start("n1 n2", "configs/oger_paper.yaml", STEP="1", REQUEUE=requeue)
+    cluster.trains()
     process.send_signal(signal.SIGUSR1)
     _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 75, errors
@@ -474,7 +635,7 @@ def test_a_job_that_ended_otherwise_is_not_queued_again(cluster: Cluster) -> Non
 
 def test_a_job_whose_time_is_nearly_up_before_it_trains_ends_at_once(cluster: Cluster) -> None:
     (cluster.folder / "venv" / "bin" / "python").write_text(
-        '#!/usr/bin/env bash\nif [[ $# -gt 1 ]]; then echo 2; else touch "$NOTES/waits"; echo 0; fi\n'
+        f'#!/usr/bin/env bash\n{PYTHON}if [[ $# -gt 1 ]]; then echo 2; else touch "$NOTES/waits"; echo 0; fi\n'
     )
     process = cluster.start("n1", "configs/oger_paper.yaml")
     deadline = time.monotonic() + HANG_S

@@ -19,7 +19,8 @@ from hang import HANG_S
 
 import oger_recipe
 from oger_recipe.base.machine import machine, of_cluster
-from oger_recipe.checks.job import OK, PROBLEM, Finding, Job
+from oger_recipe.checks import resources
+from oger_recipe.checks.job import OK, PROBLEM, WARNING, Finding, Job
 from oger_recipe.checks.preflight import CHECKS
 from oger_recipe.cli import train
 from oger_recipe.settings.parser import build_parser
@@ -42,6 +43,18 @@ from oger_recipe.pipeline.driver.start_ray import run_environment, start_ray
 cpu = machine().cpu
 start_ray(run_environment(cpu), cpu, 2, False, None)
 print(is_without_cuda(), ray.get(ray.remote(num_cpus=0)(is_without_cuda).remote()))
+"""
+
+# What an actor finds of the folder that Ray copied for it.
+SHIPPED = """
+import os, ray
+from oger_recipe.pipeline.driver.start_ray import start_ray
+start_ray({}, True, 2, False, None)
+def there():
+    import own_module
+    return sorted(os.listdir()), own_module.WHO, os.getcwd()
+names, who, folder = ray.get(ray.remote(num_cpus=0)(there).remote())
+print(*names, who, folder != os.environ["OGER_WORKING_DIR"])
 """
 
 
@@ -96,7 +109,7 @@ def test_a_head_without_gpus_plans_for_those_of_its_cluster(
     assert "runs use the CPU" in _found("GPUs", cpu=True)[0].text
     monkeypatch.setenv("RAY_ADDRESS", cluster)
     assert not machine().cpu
-    (found,) = _found("GPUs", cpu=False)
+    found, *_ = _found("GPUs", cpu=False)  # its address may be beyond loopback, and earn a warning
     there = f"those of the Ray cluster at RAY_ADDRESS={cluster}, with 2 GPUs (H100); runs use GPUs"
     assert (found.state, found.text) == (OK, there)
     said = dry_run("--actor.num_nodes", "2", "--actor.num_gpus_per_node", "1")
@@ -136,6 +149,19 @@ def test_the_driver_and_what_it_starts_are_told_what_the_cluster_has(
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 
+def test_a_nodes_own_modules_reach_the_others_without_what_is_excluded(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: Forks
+) -> None:
+    for name in ("own_module.py", "large.ckpt", "data/rows.jsonl"):
+        (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "own" / name).write_text("WHO = 'mine'")
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    monkeypatch.setenv("OGER_WORKING_DIR", str(tmp_path / "own"))
+    monkeypatch.setenv("OGER_EXCLUDES", "data/,*.ckpt")
+    done = forks.run("-c", SHIPPED)
+    assert done.stdout.split() == ["own_module.py", "mine", "True"], done.stderr
+
+
 def test_a_cluster_that_does_not_answer_keeps_a_run_from_starting(
     closed: str, dry_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +199,25 @@ def test_a_cluster_is_on_gpus_where_it_has_some_that_are_real(
 ) -> None:
     there = of_cluster("head:6379", resources, cuda=cuda)
     assert (there.cpu, there.gpus) == (cpu, gpus)
+
+
+@pytest.mark.parametrize(
+    ("address", "mode", "warned"),
+    [
+        ("10.0.0.1:6379", "", True),
+        ("10.0.0.1:6379", "token", False),
+        ("127.0.0.1:6379", "", False),  # nobody beyond this machine reaches it
+    ],
+)
+def test_a_cluster_that_asks_for_no_token_gets_a_warning(
+    address: str, mode: str, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.setattr(
+        resources, "machine", lambda: of_cluster(address, {"GPU": 8.0, "accelerator_type:A100": 1}, cuda=False)
+    )
+    texts = [found.text for found in _found("GPUs", cpu=False) if found.state == WARNING]
+    assert [f"the Ray cluster at {address} asks for no token" in text for text in texts] == [True] * warned
 
 
 def test_the_supervised_stage_is_where_this_machine_has_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

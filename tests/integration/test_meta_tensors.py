@@ -54,7 +54,10 @@ def batch() -> Experience:
     """As ``Experience.to_device`` leaves it."""
     tokens, of_tokens = torch.empty(ROWS, LENGTH, device="meta", dtype=torch.long), {}
     mask = torch.empty(ROWS, ACTIONS, device="meta", dtype=torch.long)
-    for name in ("action_log_probs", "base_action_log_probs", "rollout_log_probs", "values", "returns", "advantages"):
+    for name in (
+        "action_log_probs", "base_action_log_probs", "engine_weights", "teacher_log_probs", "values", "returns",
+        "advantages",
+    ):  # fmt: skip
         of_tokens[name] = torch.empty(ROWS, ACTIONS, device="meta")
     return Experience(
         sequences=tokens, attention_mask=tokens, action_mask=mask, step_index=mask, **of_tokens,
@@ -70,11 +73,9 @@ TOTALS = {name: torch.empty((), device="meta") for name in ("batch_num_tokens", 
 def test_the_loss_of_a_policy(nested, batch, teacher_loss: str, level: str) -> None:
     flags = ("--oger.all_max_clip=0.9", "--oger.off_policy_max_clip=2", "--rollout.max_new_tokens=3072")
     loss_of = HybridPolicyLoss(nested(f"--oger.off_policy_loss={teacher_loss}", f"--oger.ratio_level={level}", *flags))
-    loss_of.given = Given(teachers_tokens(batch), batch.step_index)
+    loss_of.given = Given(teachers_tokens(batch), batch.step_index, batch.engine_weights, batch.teacher_log_probs)
     log_probs = torch.empty(ROWS, ACTIONS, device="meta", requires_grad=True)
-    loss, *_ = loss_of(
-        log_probs, batch.action_log_probs, batch.advantages, batch.action_mask, batch.rollout_log_probs, **TOTALS
-    )
+    loss, *_ = loss_of(log_probs, batch.action_log_probs, batch.advantages, batch.action_mask, None, **TOTALS)
     loss.backward()
     assert {loss.device.type, log_probs.grad.device.type} == {"meta"}
     assert {metric.device.type for metric in loss_of.metrics.values()} == {"meta"}

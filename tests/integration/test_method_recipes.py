@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from oger_recipe.base.machine import ENCODER_SHARE
+from oger_recipe.checks.combinations import combination_problems
 from oger_recipe.checks.plan import describe
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.oger import OgerSettings
@@ -24,10 +25,12 @@ TWINS = sorted(
 # What a small model on other data may change: model, data, sizes with the learning rates that go with them, machine.
 FREE = (
     *("oger.task.", "oger.task_name", "oger.stop", "oger.eval.", "oger.prompts_per_update", "oger.max_prompt_length"),
+    *("oger.sft_loss_warmup_steps", "oger.sft_loss_schedule_steps"),
     *("oger.total_training_steps", "oger.sft.batch_size", "oger.sft.micro_batch_size", "oger.sft.lr"),
     *("actor.model_name_or_path", "actor.adam.lr", "actor.num_", "actor.gradient_checkpointing", "critic.adam.lr"),
     *("critic.num_", "ref.", "data.prompt_dataset", "data.input_key", "data.label_key", "data.max_len"),
     *("rollout.batch_size", "rollout.micro_batch_size", "rollout.max_new_tokens", "rollout.max_tokens_per_gpu"),
+    "reward.overlong_buffer_len",
     *("train.batch_size", "train.micro_batch_size", "train.dynamic_batch_enable", "train.num_episodes"),
     *("oger.embedding_model", "train.colocate_", "eval.dataset", "eval.steps", "eval.n_samples_per_prompt"),
     *("ckpt.", "vllm.", "ds.", "oger.embedding_num_gpus"),
@@ -51,9 +54,11 @@ def without_models(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_method_has_a_twin() -> None:
-    methods = {"oger_paper", "oger", "luffy", "grpo", "sft_then_rl", "oat_gsm8k_ppo", "oat_countdown_grpo"}
+    methods = {"oger_paper", "oger", "luffy", "grpo", "sft_then_rl", "hpt", "chord", "srft"}
+    methods |= {"oat_gsm8k_ppo", "oat_countdown_grpo"}
     of_steps = {"openr_math_appo", "openr_math_grpo", "openr_math_tppo", "process_rloo"}
     assert methods | of_steps | {"grm_multi_rm"} <= set(TWINS)
+    assert {"maxrl", "passk", "dapo"} <= set(TWINS)
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -86,6 +91,36 @@ def test_what_the_methods_differ_in(parser: argparse.ArgumentParser) -> None:
         assert tuple(found[key] for key in keys) == values, name
     luffy = settings("luffy", parser)
     assert luffy["oger.min_prefix_ratio"] == luffy["oger.max_prefix_ratio"] == 1
+
+
+def test_maxrl_passk_and_dapo_differ_in_advantages_clip_filter_and_length(parser: argparse.ArgumentParser) -> None:
+    keys = (
+        "algo.advantage.estimator",
+        "actor.eps_clip_low_high",
+        "algo.dynamic_filtering_enable",
+        "algo.kl.init_coef",
+    )
+    methods = {
+        "maxrl": ("max_rl", None, False, 0.0),
+        "passk": ("pass_at_k", None, False, 0.0),
+        "dapo": ("group_norm", [0.2, 0.28], True, 0.0),
+    }
+    found = {name: settings(name, parser) for name in methods}
+    assert {name: tuple(each[key] for key in keys) for name, each in found.items()} == methods
+    assert {each["oger.loss_aggregation"] for each in found.values()} == {"token_mean"}
+    assert not any(each["oger.max_replace_num"] or each["oger.bonus_weight"] for each in found.values())
+    n, (low, high) = (found["dapo"][key] for key in ("rollout.n_samples_per_prompt", "algo.dynamic_filtering_range"))
+    assert 0 < low < 1 / n and 1 - 1 / n < high < 1  # groups of both kinds stay, and they alone
+
+
+@pytest.mark.parametrize("name", ["maxrl", "passk", "dapo"])
+def test_their_settings_go_together_and_with_teachers(name: str, parser: argparse.ArgumentParser) -> None:
+    for each in (name, f"{name}_cpu"):
+        assert not [*combination_problems(settings(each, parser))]
+    taught = settings("luffy", parser) | {
+        "algo.advantage.estimator": settings(name, parser)["algo.advantage.estimator"]
+    }
+    assert not [*combination_problems(taught)]
 
 
 @pytest.mark.parametrize(("name", "teachers"), [("oger", 128), ("luffy", 128), ("grpo", 0)])

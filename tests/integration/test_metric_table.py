@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from oger_recipe.pipeline.controller.reward_watch import _WATCHED, FALL
+from oger_recipe.algorithm import alarms
 from oger_recipe.report.metric_page import page
 from oger_recipe.report.metric_table import FIRST, GROUPS, TABLE, lookup
+from oger_recipe.settings import alarm_page
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,10 +52,23 @@ def test_rows_are_distinct_and_whole() -> None:
 
 def test_ranges_are_the_limits_that_the_run_checks() -> None:
     by_name = {each.name: each.healthy for each in TABLE}
-    for end, watched in _WATCHED.items():
-        low = -watched.limit if "correlation" in end else None
-        assert by_name[f"reward/{{source}}/{end}"] == (low, watched.limit)
-    assert by_name["oger/held_out_fall"] == (None, FALL)
+    length, form = alarms.LENGTH_PAID, alarms.FORM_PAID
+    assert by_name["reward/{source}/length_correlation"] == (-length, length)
+    assert by_name["reward/{source}/format_correlation"] == (-form, form)
+    assert by_name["reward/{source}/rule_disagreement"] == (None, alarms.DISAGREEMENT)
+    assert by_name["oger/held_out_fall"] == (None, alarms.FALL)
+    assert by_name["oger/equal_groups"] == (None, alarms.EQUAL)
+    assert by_name["oger/embedding_share_read"] == (alarms.READ, None)
+
+
+def test_alarms_read_metrics_of_the_table() -> None:
+    names = {each.name for each in TABLE}
+    assert {metric for alarm in alarms.ALARMS.values() for metric in alarm.reads} <= names
+
+
+def test_the_page_of_alarms_is_what_the_registry_says() -> None:
+    path = ROOT / "docs" / "alarms.md"
+    assert path.read_text() == alarm_page.page(), "python -m oger_recipe.settings.alarm_page > docs/alarms.md"
 
 
 def test_flags_that_the_table_names_exist(parser: argparse.ArgumentParser) -> None:
@@ -63,3 +77,6 @@ def test_flags_that_the_table_names_exist(parser: argparse.ArgumentParser) -> No
     for each in TABLE:
         for text in (each.rows, each.meaning, each.healthy_text, each.advice):
             assert set(re.findall(rf"\b(?:{sections})(?:\.\w+)+", text)) <= known | {"algo.kl"}, each.name
+    for name, alarm in alarms.ALARMS.items():
+        for text in (alarm.when, alarm.why, alarm.advice):
+            assert set(re.findall(rf"\b(?:{sections})(?:\.\w+)+", text)) <= known, name

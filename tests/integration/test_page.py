@@ -187,8 +187,20 @@ def test_notes_stand_at_their_steps_with_those_that_metrics_are(run: Run) -> Non
         (0, "before the first step"),
         (2, "WARNING: step 2: collapsed"),
         (2, "WARNING: step 2: 3 rollouts were not graded (rollout/reward_error)"),
-        (2, "WARNING: step 2: 2 updates were skipped: a gradient was not finite (skipped_updates)"),
+        (2, "WARNING: step 2: 2 updates were skipped: a loss or a gradient was not finite (skipped_updates)"),
     ]
+
+
+def test_alarms_are_listed_with_the_steps_at_which_they_were_raised_and_cleared(run: Run) -> None:
+    facts = {"metric": "rollout/truncated", "value": 0.5, "limit": 0.25, "level": "warn"}
+    records.event(run.folder, records.ALARM, name="truncation", step=2, text="WARNING: step 2: cut", **facts)
+    records.event(run.folder, records.ALARM_CLEARED, name="truncation", metric="rollout/truncated", step=9, text="ok")
+    records.event(run.folder, records.ALARM, name="truncation", step=12, text="WARNING: step 12: cut", **facts)
+    found = of_run(run.folder, "run")
+    assert [(each["name"], each["step"], each["cleared"]) for each in found["alarms"]] == [
+        ("truncation", 2, 9), ("truncation", 12, None),
+    ]  # fmt: skip
+    assert [note["text"] for note in found["notes"]] == ["WARNING: step 2: cut", "ok", "WARNING: step 12: cut"]
 
 
 def test_of_very_many_notes_the_first_and_the_last_are_shown(run: Run) -> None:

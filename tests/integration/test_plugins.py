@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from hang import HANG_S
 
 from oger_recipe.models.plugin import Plugin
 from oger_recipe.rewards.kinds.classifier import ClassifierKeys
@@ -198,6 +200,17 @@ def test_what_a_plugin_says_last_is_in_the_log(made: Make, capfd: pytest.Capture
     plugin = made(ECHO.format(above="", before="print('a word') if 'a' in text_responses else os._exit(3)"))
     assert plugin.preprocess(["?"], ["a"]) == ["a"] and isinstance(plugin.preprocess(["?"], ["b"])[0], Reply)
     assert capfd.readouterr().err == "a word\n"
+
+
+def test_a_plugin_that_is_killed_between_two_calls_costs_no_row(made: Make) -> None:
+    plugin = made(ECHO.format(above="", before=""))
+    assert plugin.preprocess(["?"], ["a"]) == ["a"]
+    assert plugin._process is not None
+    child = plugin._process._child
+    for below in psutil.Process(child.pid).children():
+        below.kill()
+    child.wait(HANG_S)
+    assert plugin.preprocess(["?"] * 2, ["b", "c"]) == ["b", "c"]
 
 
 @pytest.mark.parametrize(

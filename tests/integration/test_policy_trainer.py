@@ -16,20 +16,30 @@ from openrlhf.trainer.ray import ppo_actor
 from openrlhf.trainer.ray.launcher import RayActorGroup
 
 from oger_recipe.algorithm.batches import LengthSortedBatches
+from oger_recipe.algorithm.policy_loss import TOKEN_WEIGHTS
 from oger_recipe.pipeline.policy.policy_trainer import OgerActorPPOTrainer
 from oger_recipe.pipeline.policy.updates import UpdateHealth
 
 LENGTHS = [3, 9, 4, 4, 12, 2, 7, 5]  # of the responses; prompts have two tokens
 
 
-def _rows(old: float = 0.001, begun: int = 0) -> list[Experience]:
+def _rows(
+    old: float = 0.001,
+    begun: int = 0,
+    corrected: bool = False,
+    left_out: tuple[int, ...] = (),
+    mu: float | None = None,
+) -> list[Experience]:
     """One row each, as they come from the engine; the first is a teacher's, the second has so many of a teacher's
-    tokens before its own. Steps of reasoning have three tokens; old: the weight of the policy that sampled."""
+    tokens before its own. Steps of reasoning have three tokens; old: the weight of the policy that sampled;
+    corrected: every third token is left out, and the weights of the others rise with their row; left_out: rows that
+    stay out of the loss; mu: the weight of the supervised loss, where it moves."""
     rows = []
     for number, length in enumerate(LENGTHS):
         sequences = torch.arange(1, length + 3).unsqueeze(0) + 20 * number
         action_mask = torch.ones(1, length + 1, dtype=torch.long)
         action_mask[:, 0] = 0
+        action_mask *= number not in left_out
         rows.append(
             Experience(
                 sequences=sequences,
@@ -40,7 +50,9 @@ def _rows(old: float = 0.001, begun: int = 0) -> list[Experience]:
                 advantages=(number - 3.5) * action_mask,
                 total_length=torch.tensor([float(length + 2)]),
                 step_index=(torch.arange(length + 1).unsqueeze(0) + 2) // 3 * action_mask,
-                info={"off_policy_tokens": torch.tensor([float({0: length, 1: begun}.get(number, 0))])},
+                info={"off_policy_tokens": torch.tensor([float({0: length, 1: begun}.get(number, 0))])}
+                | ({} if mu is None else {"sft_loss_coef": torch.tensor([mu])}),
+                engine_weights=(torch.arange(length + 1) % 3 > 0).unsqueeze(0) * (0.5 + number) if corrected else None,
             )
         )
     return rows
@@ -55,10 +67,12 @@ class Policy(torch.nn.Module):
         self.seen: list[list[int]] = []  # lengths of the responses
         self.rows: list[int] = []  # their numbers
 
-    def forward(self, sequences, action_mask, **_):
+    def forward(self, sequences, action_mask, return_entropy, **_):
         self.seen.append(action_mask.sum(dim=1).tolist())
         self.rows += ((sequences[:, 0] - 1) // 20).tolist()
-        return -self.weight * sequences[:, 1:] * action_mask, SimpleNamespace(entropy=sequences[:, 1:] / 100)
+        return -self.weight * sequences[:, 1:] * action_mask, SimpleNamespace(
+            entropy=sequences[:, 1:] / 100 if return_entropy else None
+        )
 
 
 class OneRank(Strategy):
@@ -90,10 +104,11 @@ def train(nested, monkeypatch) -> Callable[..., tuple[Policy, dict[str, float]]]
     monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
 
     def trained(
-        micro_batch_size: int, *flags: str, kl_coefficient: float = 0.0, **of_rows: Any
+        micro_batch_size: int, *flags: str, kl_coefficient: float = 0.0, entropies: bool = True, **of_rows: Any
     ) -> tuple[Policy, dict[str, float]]:
         sizes = (f"--train.batch_size={len(LENGTHS)}", f"--train.micro_batch_size={micro_batch_size}")
         args = nested(*sizes, "--rollout.max_new_tokens=12", "--actor.entropy_coef=0", *flags)
+        args.actor.entropy_coef = args.actor.entropy_coef if entropies else None
         scheduler = SimpleNamespace(get_last_lr=lambda: [0.0])
         trainer = OgerActorPPOTrainer(
             OneRank(args), Policy(), None, None, scheduler, micro_train_batch_size=micro_batch_size,
@@ -125,6 +140,76 @@ def test_a_step_cut_by_length_has_the_gradient_and_the_report_of_the_step_in_one
         expected_mean = sum(math.exp(-0.001 * token) for token in kind) / len(kind)
         assert float(found[name]) == pytest.approx(expected_mean, rel=1e-4), name
     assert float(found["on_policy_ratio"]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("micro_batch_size", [len(LENGTHS), 2])
+def test_weights_that_correct_for_the_engine_reach_the_gradient_of_rollouts_however_cut(
+    aggregation: str, micro_batch_size: int, train
+) -> None:
+    """The second row begins with four tokens of a teacher's; all tokens count in the totals, with weight 0 too."""
+    flags = (f"--oger.loss_aggregation={aggregation}", "--oger.off_policy_loss=ppo")
+    policy, found = train(micro_batch_size, *flags, begun=4, corrected=True)
+    expected, of_loss, rollouts = 0.0, 0.0, 0
+    for row, length in enumerate(LENGTHS):
+        divisor = {"token_mean": sum(LENGTHS), "sequence_mean": 8 * length, "constant": 8 * 12}[aggregation]
+        for place in range(1, length + 1):
+            is_teacher = row == 0 or (row == 1 and place <= 4)
+            weight = 1.0 if is_teacher else (place % 3 > 0) * (0.5 + row)
+            expected += weight * (row - 3.5) * (20 * row + 2 + place) / divisor  # -A r, and log p = -w * token
+            of_loss -= 0.0 if is_teacher else weight * (row - 3.5)
+            rollouts += not is_teacher
+    assert policy.weight.grad.item() == pytest.approx(expected, rel=1e-5)
+    assert float(found["on_policy_loss"]) == pytest.approx(of_loss / rollouts, rel=1e-5)
+    assert float(found["on_policy_ratio"]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("teacher_loss", ["reshape", "sft"])
+def test_rows_that_are_left_out_are_no_part_of_a_step_however_it_is_cut(aggregation, teacher_loss, train) -> None:
+    """Rows 1, 4, 6 and 7 stay out, of which two make up a micro-batch: teacher 0 and rollouts 2, 3 and 5 remain."""
+    flags = (f"--oger.loss_aggregation={aggregation}", f"--oger.off_policy_loss={teacher_loss}")
+    weight = torch.tensor(0.001, dtype=torch.float64, requires_grad=True)
+    tokens = {row: 20 * row + 3 + torch.arange(LENGTHS[row], dtype=torch.float64) for row in (0, 2, 3, 5)}
+    rollouts = {row: 3.5 - row for row in (2, 3, 5)}
+    losses = {row: minus * torch.exp(0.001 * tokens[row] - weight * tokens[row]) for row, minus in rollouts.items()}
+    p = torch.exp(-weight * tokens[0])
+    taught, apart = (3.5 * p / (p + 0.1), False) if teacher_loss == "reshape" else (weight * tokens[0], True)
+    together = losses if apart else losses | {0: taught}
+    expected = {
+        "token_mean": torch.cat([*together.values()]).mean(),
+        "sequence_mean": torch.stack([each.mean() for each in together.values()]).mean(),
+        "constant": torch.cat([*together.values()]).sum() / (4 * 12),
+    }[aggregation] + (taught.mean() if apart else 0.0)
+    everything = torch.cat([*tokens.values()])
+    expected.backward()
+    for size in (len(LENGTHS), 2):
+        model, status = train(size, *flags, left_out=(1, 4, 6, 7))
+        assert model.weight.grad.item() == pytest.approx(weight.grad.item(), rel=1e-4)
+        assert float(status["entropy_loss"]) == pytest.approx(everything.mean().item() / 100, rel=1e-5)
+
+
+@pytest.mark.parametrize("weight", TOKEN_WEIGHTS)
+@pytest.mark.parametrize("mu", [None, 0.25])
+def test_weight_and_mixture_of_the_supervised_loss_however_the_step_is_cut(weight, mu, train) -> None:
+    """mu of the step is that of its rows, else the setting's; row 0 is the teacher's, of tokens 3, 4 and 5."""
+    flags = ("--oger.off_policy_loss=sft", "--oger.sft_loss_mixture", "--oger.sft_loss_coef=0.5")
+    flags += ("--oger.loss_aggregation=token_mean", f"--oger.sft_token_weight={weight}")
+    p = torch.exp(-0.001 * torch.tensor([3.0, 4.0, 5.0]))
+    weights = {"none": torch.ones(3), "p_times_1mp": p * (1 - p), "exp_neg_entropy": torch.full((3,), math.exp(-0.04))}
+    taught = (weights[weight] * torch.tensor([3.0, 4.0, 5.0])).mean().item()
+    others = [(row - 3.5, 20 * row + 3 + place) for row in range(1, 8) for place in range(LENGTHS[row])]
+    rollouts = sum(advantage * token for advantage, token in others) / len(others)
+    share = 0.5 if mu is None else mu
+    for size in (len(LENGTHS), 2):
+        model, status = train(size, *flags, mu=mu, entropies=False)
+        assert model.weight.grad.item() == pytest.approx((1 - share) * rollouts + share * taught, rel=1e-4)
+        assert ("sft_loss_coef" in status) == (mu is not None)
+
+
+def test_an_optimizer_step_that_has_nothing_left_changes_nothing(train) -> None:
+    model, status = train(2, "--actor.entropy_coef=0.5", left_out=tuple(range(len(LENGTHS))))
+    assert model.weight.grad.item() == 0.0 and math.isfinite(status["policy_loss"])
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
@@ -349,4 +434,27 @@ def test_updates_are_counted_from_the_beginning_of_the_step(nested) -> None:
     engine.global_steps, engine.skipped_steps = 16, 7
     with torch.no_grad():
         module[0].bias[1], module[1].weight[0, 1] = math.inf, math.nan
-    assert health.since() == {"updates": 6.0, "skipped_updates": 5.0, "nonfinite_parameters": 2.0}
+    counted = {"updates": 6.0, "skipped_updates": 5.0, "nonfinite_parameters": 2.0}
+    assert health.since() == counted | {"skipped_in_a_row": 0.0, "nonfinite_losses": 0.0}
+
+
+def test_skipped_updates_are_counted_in_a_row_over_steps_but_not_in_float16(nested) -> None:
+    """Where losses are scaled a skipped update is part of finding the scale."""
+    for dtype, expected in (("bf16", [1.0, 3.0, 2.0, 0.0]), ("fp16", [0.0] * 4)):
+        strategy = Strategy(nested("--train.micro_batch_size=1", f"--ds.param_dtype={dtype}"))
+        engine = Engine(torch.nn.Linear(1, 1))
+        outcomes = iter("s ss.s s. .".replace(" ", ""))
+
+        def step(*_: Any, engine: Engine = engine, outcomes: Any = outcomes, **__: Any) -> None:
+            engine.global_steps, engine.skipped_steps = (
+                engine.global_steps + 1, engine.skipped_steps + (next(outcomes) == "s")
+            )  # fmt: skip
+
+        strategy.optimizer_step = step
+        health, found = UpdateHealth(strategy, engine), []
+        for updates in (1, 4, 2, 1):
+            health.begin()
+            for _ in range(updates):
+                strategy.optimizer_step(None, engine, None)
+            found.append(health.since()["skipped_in_a_row"])
+        assert found == expected

@@ -28,6 +28,24 @@ def test_the_same_rollouts_give_the_same_rewards_advantages_and_losses(case: str
     assert not without_row(tmp_path / "run")
 
 
+def test_a_correction_for_the_engine_weighs_gradients_and_changes_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, inputs, flags = CASES["oger_cpu"]
+    corrected = [f"--algo.advantage.is_correction_{each}" for each in ("level=token", "mode=clip")]
+    bounds = ["--algo.advantage.is_correction_threshold", "0.99", "1.01"]
+    monkeypatch.setitem(CASES, "corrected", (recipe, inputs, [*flags, *corrected, *bounds]))
+    found, plain = replayed("corrected", tmp_path), expected("oger_cpu")
+    for name in ("step_1/tokens", "step_1/advantages", "step_2/tokens", "step_2/advantages"):
+        assert not _differences(found[name], plain[name], exact=False, name=name)
+    names = [name for name in plain if name.endswith("gradient_of_log_probs")]
+    before, after = (np.concatenate([each[name] for name in names]) for each in (plain, found))
+    assert (after[before == 0] == 0).all()
+    weights = after[before != 0] / before[before != 0]
+    assert weights.min() == pytest.approx(0.99, rel=1e-4) and weights.max() == pytest.approx(1.01, rel=1e-4)
+    assert not without_row(tmp_path / "run")
+
+
 def test_another_machine_may_differ_by_rounding_alone() -> None:
     def differ(found: Any, wanted: Any) -> bool:
         assert _differences(found, wanted, exact=True, name="")

@@ -163,6 +163,9 @@ def test_steps_of_few_rows_are_taken_together_until_the_source_answers_again(ste
     goes_on(2, lambda prompt, count: says("1"))
     goes_on(3, judged)
     assert maker.current.metrics["reward/judge/failed"] == 4
+    state = maker.state()
+    maker = step(server, groups=[[GOOD] * 4], cache=False)
+    maker.resume(3, 5, state)  # also in a run that is resumed
     with pytest.raises(SourceFailed, match="judge failed on 4 of 4 rows of step 4.* on 8 of the last 8 rows"):
         goes_on(4, judged)
 
@@ -356,7 +359,7 @@ def test_the_worst_of_the_run_so_far_outlasts_a_step_in_which_nobody_gets_a_verd
     maker = step(server, groups=[[GOOD, BAD, GOOD, GOOD]], **keys)
     again = step(server, groups=[[PADDED] * 4], number=2, **keys)
     assert again.current.rewards.total.tolist() == [[1] * 4]  # this one knows nothing of the step before
-    again.reward_sources.resume(1, maker.run_dir)  # a run that goes on does
+    again.reward_sources.resume(1, maker.run_dir, {})  # a run that goes on does
     again.make_experience_batch(again.current.rollouts.samples)
     assert again.current.rewards.total.tolist() == [[0] * 4]
 

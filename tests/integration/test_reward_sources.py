@@ -235,7 +235,7 @@ def test_a_resumed_run_compares_with_the_same_values_as_one_that_went_on(maker, 
     assert totals[1] == pytest.approx(second, abs=1e-5)
     assert [record["step"] for record in read_jsonl(through.run_dir / "reward_statistics.jsonl")] == [1, 2, 3]
     resumed = maker(source)
-    resumed.resume(2, 3)  # with what step 3 left there
+    resumed.resume(2, 3, {})  # with what step 3 left there
     assert train(resumed, 3, 3) == totals[2:]
     anew = maker(source)
     assert train(anew, 1, 1) == totals[:1] != totals[1:2]
@@ -268,7 +268,7 @@ def test_a_resumed_run_pays_what_an_implicit_prm_had_learnt(maker, rows, letters
         if step == 2:
             through.reward_sources.save(checkpoints.of_sources(tmp_path / "checkpoints", 2))
     resumed = maker(prime, flags=flags)
-    resumed.resume(2, 3)
+    resumed.resume(2, 3, {})
     rewards, found, metrics = train(resumed, 3)
     assert torch.equal(rewards, steps[2][0]) and (found, metrics) == steps[2][1:]
     assert not torch.equal(steps[1][0], rewards) and rewards.shape == (2, 4, 3)

@@ -37,7 +37,7 @@ def test_who_asked_hears_of_every_rollout_of_a_training_batch_and_of_no_evaluate
     upstream, heard = OgerSamplesGenerator.__base__, []
 
     def one_batch(self, **kwargs):
-        responses = ({"text": "r1", "graded": "right"}, {"text": "r2", "graded": "wrong"})
+        responses = [{"text": f"r{number}", "graded": g, "place": 0} for number, g in ((1, "right"), (2, "wrong"))]
         return [self._process_response_into_experience(each, **kwargs) for each in responses], None, 1, False
 
     monkeypatch.setattr(upstream, "generate_samples", one_batch)
@@ -65,6 +65,8 @@ class Engine:
 
     async def is_sleeping(self) -> bool:
         return False
+
+    async def collective_rpc(self, *_: Any) -> None: ...
 
     async def generate(self, prompt: Any, params: SamplingParams, **_: Any) -> Any:
         self.asked.append(params)

@@ -51,6 +51,10 @@ AS_A_RUN = {
     "length": ["--oger.last_token_enp_reward=none", "--oger.reward.sources="
                '[{"name": "rule", "kind": "verifier"}, {"name": "explore", "kind": "bonus"}, '
                '{"name": "short", "kind": "length", "budget": 4, "limit": 16, "weight": 0.5}]'],
+    "rank": ["--oger.repeating_check", "--oger.reward.sources="
+             '[{"name": "rule", "kind": "verifier"}, {"name": "explore", "kind": "bonus"}, '
+             '{"name": "unlikely", "kind": "unlikeliness", "weight": 0.25}, '
+             '{"name": "rare", "kind": "uniqueness", "by": "answer", "weight": 0.5}]'],
 }  # fmt: skip
 # The same with teachers in the places of rollouts; those of wrong ones first, so that right ones alone are left.
 _TAUGHT = ["--oger.max_replace_num=4", "--oger.replace_mode=wrong_first_similarity_mean_des"]

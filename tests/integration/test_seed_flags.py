@@ -76,6 +76,7 @@ def _standardised(values: list[float]) -> list[float]:
     return [(value - mean) / variance**0.5 for value in values]
 
 
+PASS_AT_K = ["--algo.advantage.estimator", "pass_at_k"]
 OF_ADVANTAGES: list[tuple[list[str], list[float]]] = [
     ([], _centred(1.7, 1.2, 0, 1)),
     (["--oger.max_replace_num", "0"], _centred(1.7, 1.2, 0, 0)),
@@ -92,6 +93,13 @@ OF_ADVANTAGES: list[tuple[list[str], list[float]]] = [
     (["--oger.bonus_schedule", "linear", "--oger.bonus_weight_end", "2"], _centred(2.05, 1.3, 0, 1)),
     (["--oger.repeating_check"], _centred(1.7, 1.0, 0, 1)),
     (["--oger.advantage_baseline", "rollouts"], [reward - 2.9 / 3 for reward in (1.7, 1.2, 0, 1)]),
+    # Three of four rows are right (the teacher too): draws of one have mean 3/4; of the rollouts alone 2/3.
+    ([*PASS_AT_K, "--oger.pass_at_k", "1"], [(1 / 3) ** 0.5] * 2 + [-(3**0.5), (1 / 3) ** 0.5]),
+    (
+        [*PASS_AT_K, "--oger.pass_at_k", "1", "--oger.advantage_baseline", "rollouts"],
+        [0.5**0.5, 0.5**0.5, -(2**0.5), 0.5**0.5],
+    ),
+    ([*PASS_AT_K, "--oger.pass_at_k", "2"], [0.0] * 4),  # two rows are never both wrong
     (["--oger.prefix_reward_weight_alpha", "2"], [0.725, 0.225, -0.975, 2 * 0.025]),
     (["--oger.prefix_reward_weight_beta", "2"], [1.45, 0.45, -1.95, 0.025]),
     (["--oger.use_sft_prefix_reward"], [0.725, 0.225, -0.975, 1 / 4]),

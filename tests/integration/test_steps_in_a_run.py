@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,19 +20,17 @@ from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 
 from oger_recipe.base.cutting import StepCutter, StepRule, StepSampling, require_steps
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.base.files import append_json, read_jsonl
+from oger_recipe.base.files import read_jsonl
 from oger_recipe.checks.combinations import combination_problems
 from oger_recipe.checks.notes import notes
 from oger_recipe.cli import eval as eval_command
 from oger_recipe.data.responses import Response
 from oger_recipe.grading.verdict import Graded, Verdict
 from oger_recipe.offline.answers import Answers, Prompt
-from oger_recipe.pipeline.controller.reward_watch import GrowthWatch
 from oger_recipe.pipeline.controller.samples_generator import OgerSamplesGenerator
 from oger_recipe.pipeline.controller.trainer import OgerPPOTrainer
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.oger import OgerSettings
-from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.teachers.store import Teacher
 
 SOURCE = """
@@ -216,53 +213,6 @@ def test_steps_go_with_their_rows_to_the_ranks():
     assert len(ranks) == 2 and sum(len(each.sequences) for each in ranks) == 6
     for each in ranks:
         _same(each)
-
-
-# ---- what is watched
-
-
-def _watched(tmp_path: Path, metrics: list[tuple[float, float, float]], restart: int = 0, **given) -> list[str]:
-    """Steps of (steps of reasoning, tokens, share solved)."""
-    settings = RewardSettings(watch_steps=2, **given)
-    watch = GrowthWatch(settings, tmp_path)
-    for number, (steps, length, solved) in enumerate(metrics, start=1):
-        if number == restart:
-            watch = GrowthWatch(settings, tmp_path)
-        line = {"rollout/steps": steps, "rollout/response_length": length, "rollout/solve_rate": solved}
-        watch.stepped(number, line)
-        append_json(tmp_path / "metrics.jsonl", {"step": number} | line)
-    events = tmp_path / "events.jsonl"
-    return [each["text"] for each in read_jsonl(events)] if events.exists() else []
-
-
-GOOD, MORE, LONGER = (4.0, 40.0, 0.5), (6.0, 40.0, 0.25), (4.0, 60.0, 0.25)
-
-
-@pytest.mark.parametrize("restart", [0, 4])
-def test_more_steps_of_which_fewer_lead_anywhere_are_warned_of_once(tmp_path, restart):
-    (note,) = _watched(tmp_path, [GOOD, GOOD, MORE, MORE, MORE, MORE], restart)
-    assert note.startswith(
-        "WARNING: step 4: responses have 1.5 times the steps of reasoning (rollout/steps) that they had in the 2 "
-        "steps up to step 2, and the share that is right has fallen by 0.250 (limit: 0.05"
-    )
-
-
-def test_longer_responses_are_a_sign_as_well(tmp_path):
-    (note,) = _watched(tmp_path, [GOOD, GOOD, LONGER, LONGER])
-    assert "1.5 times the tokens (rollout/response_length)" in note
-
-
-def test_a_watch_that_is_off_says_nothing(tmp_path):
-    assert _watched(tmp_path, [GOOD, GOOD, LONGER, LONGER], watch=False) == []
-
-
-@pytest.mark.parametrize(
-    "then",
-    [(6.0, 60.0, 0.5), (6.0, 60.0, 0.47), (4.0, 40.0, 0.1), (4.5, 45.0, 0.1), (2.0, 20.0, 0.1)],
-    ids=["as right", "hardly less right", "as long", "hardly longer", "shorter"],
-)
-def test_growth_alone_and_a_fall_alone_are_none(tmp_path, then):
-    assert _watched(tmp_path, [GOOD, GOOD, then, then]) == []
 
 
 # ---- settings

@@ -6,20 +6,28 @@ A stale engine is seen because every update changes the log-probabilities a lot.
 
 from __future__ import annotations
 
+import copy
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import ray
 import torch
+from hang import HANG_S
+from peft import LoraConfig, get_peft_model
+from vllm.v1.engine.exceptions import EngineDeadError
 
-from oger_recipe.algorithm.health import Agreement
+from oger_recipe.algorithm.engine_agreement import Agreement
 from oger_recipe.base.cpu import CPU_ENVIRONMENT
 from oger_recipe.lab.tiny_policy import build_model, build_tokenizer, renew
 from oger_recipe.pipeline.driver.start_ray import start_ray
 from oger_recipe.pipeline.driver.trial import PROMPTS, EngineTrial, Samples
+from oger_recipe.pipeline.policy.adapters import merged_parameters
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's weight sync; CUDA has OpenRLHF's own")
 
@@ -165,3 +173,36 @@ def test_an_engine_says_what_vllm_chose_for_this_machine(senders):
         "cuda_graphs": "NONE",
         "nccl": None,
     }
+
+
+def test_an_engine_that_stays_on_the_base_weights_under_adapters_is_noticed(senders: dict[str, EngineTrial]) -> None:
+    sender = senders["untied"]
+    sender.send()
+    first, _ = _agreement(sender)
+    adapted = get_peft_model(copy.deepcopy(sender.model), LoraConfig(r=4, target_modules="all-linear"))
+    for name, parameter in adapted.named_parameters():
+        if ".lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    plain, sender.model = sender.model, adapted
+    stale, _ = _agreement(sender)
+    sender.model = SimpleNamespace(named_parameters=lambda: merged_parameters(adapted))
+    sender.send()
+    sender.model = adapted
+    merged, _ = _agreement(sender)
+    sender.model = plain
+    print(
+        f"per token: first {first.difference:.4f}, base weights {stale.difference:.4f}, merged {merged.difference:.4f}"
+    )
+    assert stale.is_stale(first.limit()) and not merged.is_stale(first.limit())
+
+
+def test_an_engine_that_dies_before_it_answers_is_an_error(senders: dict[str, EngineTrial]) -> None:
+    """The last test: its engine is gone. Nobody sends the weight that it waits for."""
+    engine, weight = senders["large vocabulary"].engine, next(senders["large vocabulary"].model.named_parameters())
+    waiting = engine.update_weight.remote(weight[0], dtype=weight[1].dtype, shape=weight[1].shape)
+    ray.get(engine.__ray_ready__.remote())
+    actor = ray.get(engine.__ray_call__.remote(lambda _: os.getpid()))
+    (core,) = [child for child in psutil.Process(actor).children() if child.name().startswith("VLLM::EngineCor")]
+    core.kill()
+    with pytest.raises(EngineDeadError):
+        ray.get(waiting, timeout=HANG_S)

@@ -13,13 +13,16 @@ import replay
 from metric_rows import names_in, without_row
 
 from oger_recipe.evaluation.metrics import evaluate_answers
-from oger_recipe.pipeline.controller.answers import _flat
+from oger_recipe.pipeline.controller.answers import logs_of
 from oger_recipe.report.metric_table import TABLE, lookup
 
-# Whatever of OpenRLHF's trainer a setting switches on, beside a critic and a reference.
-OPTIONS = [
-    "--algo.kl.target=0.1", "--oger.kl_stop=100", "--actor.entropy_coef=0.01", "--algo.dynamic_filtering_enable",
-]  # fmt: skip
+# Whatever a setting switches on, beside a critic and a reference; and, in a run with teachers, what is about them.
+OPTIONS = {
+    "oat_gsm8k_ppo_cpu with options": [
+        "--algo.kl.target=0.1", "--oger.kl_stop=100", "--actor.entropy_coef=0.01", "--algo.dynamic_filtering_enable",
+    ],
+    "luffy_cpu with options": ["--oger.sft_loss_schedule=linear", "--algo.advantage.is_correction_level=token"],
+}  # fmt: skip
 # Every kind of source that writes numbers about a step. The models are untrained, and no judge's verdict can be read.
 HERE = {"place": "in_process", "max_new_tokens": 4}
 SOURCES = [
@@ -31,11 +34,13 @@ SOURCES = [
 ]
 
 
-def _of_a_run(folder: Path, patch: pytest.MonkeyPatch) -> set[str]:
-    """Steps of PPO, in OpenRLHF's trainer."""
-    recipe, inputs, flags = replay.CASES["oat_gsm8k_ppo_cpu with options"]
-    patch.setitem(replay.CASES, "every option", (recipe, inputs, [*flags, *OPTIONS]))
-    replay.replayed("every option", folder)
+def _of_a_run(case: str, folder: Path) -> set[str]:
+    """Steps in OpenRLHF's trainer."""
+    folder.mkdir()
+    recipe, inputs, flags = replay.CASES[case]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(replay.CASES, "every option", (recipe, inputs, [*flags, *OPTIONS[case]]))
+        replay.replayed("every option", folder)
     assert not without_row(folder / "run")
     return names_in(folder / "run")
 
@@ -56,18 +61,17 @@ def _of_sources(controller: Callable[..., Any], rollout: Callable[..., Any], pol
 
 def _of_evaluations() -> set[str]:
     record = {"uid": "p", "benchmark": "mine", "text": "", "answer": "", "score": 1.0, "extracted": "1", "format": 1.0,
-              "response_length": 3, "truncated": False, "graded": True}  # fmt: skip
+              "response_length": 3, "truncated": False, "graded": True, "solution": "1"}  # fmt: skip
     result = evaluate_answers([record | {"sample": number} for number in range(2)])
-    return set(_flat(result["benchmarks"] | {"average": result["average"]}))
+    return set(logs_of(result))
 
 
 def test_every_row_is_of_a_metric_that_something_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controller, rollout, policy_folder
 ) -> None:
     sources = _of_sources(controller, rollout, policy_folder)
-    (tmp_path / "replay").mkdir()
     monkeypatch.undo()  # of ``controller``
-    with pytest.MonkeyPatch.context() as patch:
-        written = sources | _of_evaluations() | _of_a_run(tmp_path / "replay", patch)
+    runs = (_of_a_run(case, tmp_path / case) for case in OPTIONS)
+    written = sources.union(_of_evaluations(), *runs)
     rows = {row.name for row in map(lookup, written) if row}
     assert {each.name for each in TABLE} - rows == set()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from oger_recipe.cli.train_ppo_ray import build_parser, parse
 from oger_recipe.lab import tiny_policy
@@ -46,6 +47,7 @@ KINDS |= {
     for loss, aggregation in (("reshape", "token_mean"), ("sft", "sequence_mean"), ("ppo", "constant"))
 }
 KINDS |= {"by steps, packed, ZeRO 3": {"flags": [*BY_STEPS, "--ds.packing_samples", "--ds.zero_stage=3"]}}
+KINDS |= {f"adapters, ZeRO {stage}": {"flags": ["--ds.lora.rank=4", f"--ds.zero_stage={stage}"]} for stage in range(4)}
 _HEAD = ["--oger.critic.hidden_sizes", "24", "12", "--oger.critic.huber_delta=0.5", "--critic.value_clip=10"]
 KINDS |= {
     f"critic of steps with a head, {name}": {
@@ -61,7 +63,7 @@ EACH = (
     *(f"actor, ZeRO {stage}" for stage in range(4)), *(f"critic, ZeRO {stage}" for stage in range(4)),
     "actor, ZeRO 3 with offload", "float32 accumulation, ZeRO 2", "packed, ZeRO 2", "reshape, token_mean",
     "sft, sequence_mean", "by steps, reshape, token_mean", "by steps, packed, ZeRO 3",
-    "critic of steps with a head, packed",
+    "critic of steps with a head, packed", "adapters, ZeRO 2", "adapters, ZeRO 3",
 )  # fmt: skip
 each_kind = pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind in EACH else pytest.mark.full) for kind in KINDS]
@@ -102,7 +104,7 @@ def trained(request, tmp_path_factory: pytest.TempPathFactory, run_ranks) -> dic
         ]
         (folder / "cases.json").write_text(json.dumps(cases))
         run_ranks(Path(__file__).with_name("zero_training.py"), ranks, folder)
-        results[ranks] = torch.load(folder / "results.pt")
+        results[ranks] = torch.load(folder / "results.pt") | {"policy": folder / "policy"}
     return results
 
 
@@ -141,6 +143,19 @@ def test_every_zero_stage_has_one_gradient_and_sharded_ones_one_update(trained, 
     # ZeRO 0's Adam has counted a step before the first (docs/known_faults.md): its updates are smaller.
     unsharded = trained[1][f"{role}, ZeRO 0, static"]
     assert unsharded["norms"][0] == pytest.approx(whole["norms"][0], rel=0.01)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_adapters_alone_are_trained_and_come_into_the_plain_weights_of_every_rank(trained, ranks: int) -> None:
+    whole, sharded = (trained[ranks][f"adapters, ZeRO {stage}, static"] for stage in (2, 3))
+    for found in (whole, sharded):
+        assert all(".lora_" in name and change.any() for name, change in found["change"].items())
+    for name, plain in whole["merged"].items():
+        assert torch.allclose(sharded["merged"][name], plain, rtol=0.02, atol=1e-3), name
+    assert whole["merged"].keys() == sharded["merged"].keys()
+    start = dict(AutoModelForCausalLM.from_pretrained(trained[ranks]["policy"]).named_parameters())
+    apart = {name for name, plain in whole["merged"].items() if not torch.equal(plain, start[name].float())}
+    assert apart == {name for name in start if "proj" in name}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

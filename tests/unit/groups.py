@@ -17,11 +17,11 @@ def group(
     known = {
         "uid": "u", "prompt": "?", "question": "?", "task": "gsm8k", "answer": "42", "row": {}, "teachers": [],
         "responses": ["r"] * n, "is_teacher": [False] * n, "truncated": [False] * n, "may_earn": [True] * n,
-        "similarity": [math.nan] * n, "entropy": [0.0] * n, "tokens": [1] * n,
+        "similarity": [math.nan] * n, "entropy": [0.0] * n, "tokens": [1] * n, "log_prob": [-1.0] * n,
     }  # fmt: skip
     graded = [
         Graded(
-            Verdict(reward, float(reward == 1), "", {"format": reward / 2}),
+            Verdict(reward, float(reward == 1), "", {"format": reward / 2}, solution="s" if reward == 1 else None),
             (errors or {}).get(row),
             unreadable=unreadable,
         )

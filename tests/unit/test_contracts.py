@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from oger_recipe.algorithm.advantage import BASELINES, group_advantage
-from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, Estimator
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, RIGHT_ESTIMATORS, Estimator
 from oger_recipe.algorithm.exploration import (
     ENTROPY_WEIGHTS,
     REDUCTIONS,
@@ -310,6 +310,26 @@ def test_the_properties_tell_published_estimators_apart() -> None:
     assert of(lambda rewards: rewards / rewards.mean(dim=1, keepdim=True) - 1) == [False, True, True]
     assert of(lambda rewards: rewards - rewards.median(dim=1, keepdim=True).values) == [True, False, False]
     assert of(lambda rewards: rewards) == [False, False, False]
+
+
+@pytest.mark.parametrize("name", RIGHT_ESTIMATORS)
+@pytest.mark.parametrize("k", [1, 3])
+def test_an_estimator_of_right_rows_compares_those_of_a_group_alone(name: str, k: int) -> None:
+    torch.manual_seed(0)
+    right, baseline, order = torch.rand(5, 8) < 0.4, torch.rand(5, 8) < 0.7, torch.randperm(8)
+    given = right.clone()
+    for rows in (None, baseline):
+        found = RIGHT_ESTIMATORS[name](right, rows, k)
+        assert found.shape == right.shape and found.dtype == torch.float32 and found.isfinite().all()
+        assert torch.equal(right, given), "it writes into its input"
+        permuted = RIGHT_ESTIMATORS[name](right[:, order], rows if rows is None else rows[:, order], k)
+        torch.testing.assert_close(permuted, found[:, order])
+        alone = RIGHT_ESTIMATORS[name](right[1:2], rows if rows is None else rows[1:2], k)
+        torch.testing.assert_close(alone, found[1:2])
+        assert (found[right] >= 0).all() and (found[~right] <= 0).all()
+        torch.testing.assert_close((found * (baseline if rows is not None else 1)).sum(dim=1), torch.zeros(5))
+        assert found.count_nonzero()
+    assert not RIGHT_ESTIMATORS[name](torch.tensor([[True] * 8, [False] * 8]), None, k).any()
 
 
 @pytest.mark.parametrize("name", BATCH_ESTIMATORS)

@@ -90,11 +90,33 @@ def test_the_baseline_is_the_groups_mean_or_that_of_its_rollouts() -> None:
     assert _advantages(REWARDS, baseline="rollouts") == [pytest.approx([1 / 3, -2 / 3, 1 / 3, -2 / 3])]
 
 
-@pytest.mark.parametrize("name", ["estimator", "baseline", "all_correct_group"])
+@pytest.mark.parametrize("name", ["estimator", "baseline", "all_correct_group", "rollout_advantage"])
 @pytest.mark.parametrize("estimator", ["dr_grpo", *BATCH_ESTIMATORS])
 def test_an_unknown_name_is_answered_with_the_known_ones(name: str, estimator: str) -> None:
     with pytest.raises(ValueError, match=f"{name}='grpoo' is unknown; valid values: [a-z]"):
         _advantages(REWARDS, **{"estimator": estimator, name: "grpoo"})
+
+
+def test_an_estimator_of_right_rows_takes_scores_whatever_these_earn() -> None:
+    """One of four is right, draws of two: half of them hold it, so 1 and -1/3. Rewards: a bonus, prizes for form."""
+    rewards, scores = torch.tensor([[0.1, 1.8, 0.1, 0.0]]), torch.tensor([[0.0, 1.0, 0.0, 0.0]])
+    third = pytest.approx(-1 / 3)
+    assert _advantages(rewards, scores, estimator="pass_at_k", k=2) == [[third, 1.0, third, third]]
+    # The only right row is the teacher's: the rollouts' draws all earn 0.
+    assert _advantages(rewards, scores, estimator="pass_at_k", k=2, baseline="rollouts") == [[0.0] * 4]
+
+
+def test_rollouts_may_have_the_advantage_of_their_sign_and_entropy() -> None:
+    """SRFT's (arXiv 2506.19767): 0.1 exp(H) where right, -1 where wrong; the teacher keeps r - mean(r)."""
+    entropy = torch.tensor([[math.log(2), math.nan, math.log(3), 5.0]])
+    srft = {"rollout_advantage": "sign_exp_entropy"}
+    assert _advantages(REWARDS, entropy=entropy, **srft) == [pytest.approx([0.2, -0.5, 0.3, -1.0])]
+    unknown = torch.tensor([[math.inf, 0.0, math.nan, 0.0]])
+    assert _advantages(REWARDS, entropy=unknown, **srft)[0][::2] == pytest.approx([0.1, 0.1])
+    paid_for_form = torch.tensor([[1.0, 0.0, 1.0, 0.1]])
+    assert _advantages(paid_for_form, REWARDS, entropy=entropy, **srft)[0][3] == -1.0
+    with pytest.raises(ValueError, match="needs the entropy"):
+        _advantages(REWARDS, **srft)
 
 
 def test_the_estimator_is_chosen_by_name() -> None:

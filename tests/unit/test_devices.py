@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import oger_recipe.algorithm
 from oger_recipe.algorithm import credit, exploration, hybrid_group, policy_loss, reshape, steps, token_stats
+from oger_recipe.algorithm.engine_ratio import EngineCorrection
 from oger_recipe.algorithm.normalize import Running
 from oger_recipe.algorithm.step_credit import StepRewards
 
@@ -35,32 +36,38 @@ READ_VALUES = {
 
 # By the names of parameters: four rows of six places, unless it is said here.
 _MASKS = {"mask", "action_mask", "off_policy_mask", "teacher_mask", "baseline_mask", "is_teacher", "of_teachers",
-          "truncated", "may_earn", "earns", "fails", "counted", "own", "baseline", "where"}  # fmt: skip
+          "truncated", "may_earn", "earns", "fails", "counted", "own", "baseline", "where", "right"}  # fmt: skip
 _SHAPES = {
     "all_correct": (4,), "left_out": (4,), "off_policy_tokens": (4,), "next_value": (4,), "labels": (4,),
-    "num_rows": (), "num_tokens": (), "num_teacher_tokens": (),
+    "num_rows": (), "num_tokens": (), "num_teacher_tokens": (), "sft_loss_coef": (), "rollout_loss_coef": (),
 }  # fmt: skip
 _OF_FUNCTION: dict[str, dict[str, tuple[int, ...]]] = {
     "process_grpo": {"tokens": (2, 4, 6), "baseline": (2, 4)},
     "process_rloo": {"tokens": (2, 4, 6), "baseline": (2, 4)},
     "StepRewards.with_responses": {"of_response": (2, 4), "where": (2, 4)},
+    "hybrid_policy_loss": {"entropy": (4, 6)}, "hybrid_advantages": {"entropy": (4, 6)},
     "select_replaced": {"similarity": (6,), "reward": (6,)},
     "correlation": {"sums": (4,)}, "explained_variance": {"sums": (5,)}, "disagreement": {"counts": (2,)},
     "whitening": {"values": (6,)}, "Agreement.of": {"delta": (6,)}, "Running.joined_by": {"values": (6,)},
 }  # fmt: skip
 _NAMES = {
-    "estimator": [*credit.ESTIMATORS, *credit.BATCH_ESTIMATORS], "baseline": credit.BASELINES,
+    "estimator": [*credit.ESTIMATORS, *credit.RIGHT_ESTIMATORS, *credit.BATCH_ESTIMATORS],
+    "baseline": credit.BASELINES,
     "all_correct_group": hybrid_group.ALL_CORRECT_GROUPS, "mode": hybrid_group.REPLACE_MODES,
+    "rollout_advantage": credit.ROLLOUT_ADVANTAGES,
     "entropy_weight": exploration.ENTROPY_WEIGHTS, "weight": exploration.ENTROPY_WEIGHTS,
-    "shaping": exploration.SHAPINGS, "reduce": exploration.REDUCTIONS, "how": steps.AGGREGATES,
+    "form": exploration.UNIQUENESS, "shaping": exploration.SHAPINGS, "reduce": exploration.REDUCTIONS,
+    "how": steps.AGGREGATES,
     "reshape": [*reshape.RESHAPES, "p_div_p_0.1"], "on_policy_reshape": [*reshape.RESHAPES, "p_div_p_0.1"],
-    "teacher_loss": policy_loss.TEACHER_LOSSES, "aggregation": policy_loss.AGGREGATIONS,
+    "teacher_loss": policy_loss.TEACHER_LOSSES, "sft_token_weight": policy_loss.TOKEN_WEIGHTS,
+    "aggregation": policy_loss.AGGREGATIONS,
     "position": token_stats.ENTROPY_POSITIONS,
 }  # fmt: skip
 _MADE = {
     "StepRewards": lambda make: StepRewards(
         make("rewards", (2, 4, 6)), make("mask", (2, 4, 6)), make("", (2, 4))
     ),
+    "EngineCorrection": lambda make: EngineCorrection(True, False, "binary_kl", 0.0, 0.05),
     "Running": lambda make: Running(3, 0.5, 1.5, 0.0, 1.0),
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from oger_recipe.algorithm.health import Agreement
+from oger_recipe.algorithm.engine_agreement import Agreement
 
 
 def _of(values: list[float], top_p: float = 1.0, top_k: int = -1) -> Agreement:

@@ -12,12 +12,14 @@ import pytest
 from oger_recipe.evaluation.metrics import (
     avg_at_n,
     bootstrap_means,
+    distinct_at_k,
     evaluate_answers,
     interval,
     maj_at_k,
     pass_at_k,
     powers_up_to,
 )
+from oger_recipe.evaluation.tables import headlines, markdown_table
 
 
 def _answers(benchmark: str, scores: dict[str, list[int]], **changes: Any) -> list[dict[str, Any]]:
@@ -38,6 +40,65 @@ def _answers(benchmark: str, scores: dict[str, list[int]], **changes: Any) -> li
         for uid, row in scores.items()
         for sample, score in enumerate(row)
     ]
+
+
+SOLUTIONS = [
+    ["a", "b", "a", None],
+    [None, None, None, None],
+    ["a", "a", "a", "a"],
+    ["a", "b", "c", "d"],
+    [None, "c", None, None],
+]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_distinct_at_k_is_the_mean_over_all_draws(k: int) -> None:
+    by_hand = {1: [3 / 4, 0, 1, 1, 1 / 4], 2: [8 / 6, 0, 1, 2, 1 / 2], 3: [7 / 4, 0, 1, 3, 3 / 4], 4: [2, 0, 1, 4, 1]}
+    draws = [list(itertools.combinations(row, k)) for row in SOLUTIONS]
+    counted = [np.mean([len({*draw} - {None}) for draw in each]) for each in draws]
+    assert distinct_at_k(SOLUTIONS, k).tolist() == pytest.approx(by_hand[k]) == counted
+
+
+def test_distinct_at_k_of_many_samples_is_the_mean_over_all_draws() -> None:
+    draw = random.Random(0)
+    row = [draw.choice(["a", "b", "c", "d", None]) for _ in range(9)]
+    for k in range(1, 10):
+        counted = np.mean([len({*each} - {None}) for each in itertools.combinations(row, k)])
+        assert distinct_at_k([row], k).tolist() == pytest.approx([counted])
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_distinct_at_k_needs_k_samples(k: int) -> None:
+    with pytest.raises(ValueError, match=f"distinct@{k} needs .* found n = 2"):
+        distinct_at_k([["a", "b", None], ["a", None]], k)
+
+
+def test_different_solutions_are_counted_where_every_right_answer_has_a_class() -> None:
+    records = _answers("b", {"p": [1, 0, 1, 1], "q": [1, 0, 0, 0]})
+    for record, solution in zip(records, ["1+2", None, "2*3", "1+2", "5"], strict=False):
+        record["solution"] = solution
+    figures = evaluate_answers(records)["benchmarks"]["b"]
+    assert figures["distinct_at_4"] == (2 + 1) / 2 and figures["distinct_at_4_interval"] == [1.0, 2.0]
+    assert figures["distinct_at_2"] == pytest.approx((5 / 6 + 1 / 2 + 1 / 2) / 2)
+    assert "distinct_at_1" not in figures  # it is avg@n
+    table = markdown_table(evaluate_answers(records))
+    assert "| maj@n | distinct@n | length |" in table and "| 1.50 | 10 |" in table
+    assert headlines(evaluate_answers(records))["b"]["distinct_at_4"] == 1.5
+    del records[0]["solution"]
+    assert "distinct_at_4" not in evaluate_answers(records)["benchmarks"]["b"]
+
+
+def test_no_solutions_are_counted_where_classes_are_not_known() -> None:
+    for scores in ([1, 0], [0, 0]):
+        result = evaluate_answers(_answers("b", {"p": scores}))
+        assert "distinct_at_2" not in result["benchmarks"]["b"]
+        assert "distinct@n" not in markdown_table(result)
+
+
+def test_a_wrong_answer_counts_as_no_solution_whatever_its_record_says() -> None:
+    records = _answers("b", {"p": [1, 0]}, solution="1+2")
+    records[1]["solution"] = "other"
+    assert evaluate_answers(records)["benchmarks"]["b"]["distinct_at_2"] == 1.0
 
 
 @pytest.mark.parametrize(("n", "ks"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])

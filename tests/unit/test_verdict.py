@@ -60,6 +60,7 @@ REFUSED: list[tuple[Any, list[str]]] = [
     (torch.tensor([1.0, 0.0]), ["Tensor", "allowed are"]),
     (math.nan, ["reward is nan"]),
     (-math.inf, ["reward is -inf"]),
+    (1e300, ["reward is 1e+300, which is outside of -1e12 to 1e12"]),
     (10**400, ["reward is too large"]),
     ({}, ['neither "reward" nor "score"']),
     ({"acc": 1.0}, ['neither "reward" nor "score"']),
@@ -117,8 +118,28 @@ def test_a_step_that_is_no_number_is_refused() -> None:
         as_verdict({"reward": 1.0, "steps": [0.0, math.nan]})
 
 
+def test_a_right_response_may_have_a_solution_and_a_wrong_one_has_none() -> None:
+    assert as_verdict({"reward": 1.0, "solution": "1+2"}).solution == "1+2"
+    assert as_verdict(Verdict(1.0, 1.0, "", solution="1+2")).solution == "1+2"
+    assert as_verdict({"reward": 1.0, "solution": 7}) == Verdict(1.0, 1.0, "", solution="7")
+    assert as_verdict(Verdict(0.1, 0.0, "", solution="1+2")).solution is None
+    with pytest.raises(NoVerdict, match="solution is of type list"):
+        as_verdict({"reward": 1.0, "solution": ["1", "2"]})
+
+
+def test_a_solution_is_a_column_of_records_where_there_is_one() -> None:
+    assert verdict_columns(Graded(Verdict(1.0, 1.0, "", solution="1+2")))["solution"] == "1+2"
+    assert "solution" not in verdict_columns(Graded(Verdict(1.0, 1.0, "")))
+
+
+def test_what_an_earlier_version_wrote_has_no_solution() -> None:
+    document = asdict(Graded(Verdict(1.0, 1.0, "", solution="1+2")))
+    del document["verdict"]["solution"]
+    assert Graded.from_json(document) == Graded(Verdict(1.0, 1.0, ""))
+
+
 GRADED = [
-    Graded(Verdict(0.5, 1.0, "why \ud800", {"format": 1.0}, "7", (0.25, 0.5)), seconds=0.5),
+    Graded(Verdict(0.5, 1.0, "why \ud800", {"format": 1.0}, "7", (0.25, 0.5), "1+2"), seconds=0.5),
     Graded.failed("too slow", timed_out=True, seconds=5.0),
     Graded.failed("no number", unreadable=True),
 ]

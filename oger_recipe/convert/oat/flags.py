@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from oger_recipe.convert.oat import rules
 from oger_recipe.convert.oat.rules import by_program, evaluated, of_critic, of_page, saves
-from oger_recipe.convert.values import UNSET, Flag, alone, dead, only, same, to
+from oger_recipe.convert.values import UNSET, Flag, alone, dead, same, to
 
 _PREFERENCES = "preference learning alone reads it"
-_NO_LORA = "adapters are not supported here: leave it out, which trains all weights"
 _OWN_SUITE = "it evaluates on the benchmarks of --eval_data"
 _DRY_RUN = (
     "it trains on made-up texts to measure memory: leave it out, and check the recipe with `oger train --dry-run`"
@@ -57,10 +56,11 @@ _MACHINES = (
     dead("--disable_trace_cache", False, "it is about ZeRO's speed"),
     same("--load_in_4bit", False, "ds.load_in_4bit"),
     dead("--use_fused_lm_head", True, "logits are always computed a few tokens at a time (oger.chunked_token_stats)"),
-    Flag("--lora_rank", 0, only(0, "all weights are trained", _NO_LORA), remark=f"0 alone: {_NO_LORA}"),
-    *(dead(name, UNSET, "there are no adapters without --lora_rank")
-      for name in ("--lora_alpha", "--lora_dropout", "--target_modules")),
-    dead("--lora_sync_only", False, "there are no adapters without --lora_rank"),
+    same("--lora_rank", 0, "ds.lora.rank", remark="not with a critic (`--critic_type ppo`)"),
+    same("--lora_alpha", 16, "ds.lora.alpha"),
+    same("--lora_dropout", 0.0, "ds.lora.dropout"),
+    same("--target_modules", "all-linear", "ds.lora.target_modules", kind=str),
+    dead("--lora_sync_only", False, "engines get the weights with the adapter in them"),
 )  # fmt: skip
 
 _POLICY = (
@@ -111,8 +111,9 @@ _POLICY = (
     dead("--whiten_rewards", False, "nothing reads it there"),
     alone("--reinforce_update", False, "the loss is PPO's", "leave it out; with one pass and one optimizer step a "
           "batch PPO's gradient is the same"),
-    dead("--tis_c", None, "the loss has no correction for the difference between engine and policy, which OAT from "
-         "0.2 on has at 2.0; oger.max_logprob_difference watches it", kind=float),
+    dead("--tis_c", None, "not converted; OAT from 0.2 on has it at 2.0. For truncated importance weights set "
+         "algo.advantage.is_correction_level token, is_correction_mode clip and is_correction_threshold 2.0, "
+         "with rollout.top_p 1", kind=float),
 )  # fmt: skip
 
 _REWARD = (

@@ -90,8 +90,8 @@ def differing(get: Get) -> dict[str, str]:
         )
     if get("program") == "run_math_rl":
         found["engine"] = (
-            "nothing corrects for the difference between engine and policy, for which OAT from 0.2 on has --tis_c; "
-            "oger.max_logprob_difference watches it"
+            "nothing corrects for the difference between engine and policy, for which OAT from 0.2 on has --tis_c: "
+            "set algo.advantage.is_correction_level"
         )
     if has_critic(get) and get("program") not in PAGE and not get("--whiten_adv"):
         found["whitening"] = "the advantages of a critic are whitened; there with --whiten_adv alone"

@@ -32,13 +32,13 @@ VERL_RMS = Dialect(
         ),
         (
             re.compile(r"\bray\s+start\b"),
-            "`oger train` starts Ray itself on one machine; over several, scripts/slurm/train_oger.sbatch does, or "
-            "start it as there and export RAY_ADDRESS where `oger train` runs",
+            "`oger train` starts Ray itself on one machine; over several, run scripts/ray/train_oger.sh on each, "
+            "with the same NODE_RANK, NNODES and MASTER_ADDR (docs/clusters.md)",
         ),
         (
             re.compile(r"\bray\s+job\s+submit\b"),
-            "`oger train` is not submitted as a job: checkout, environment and data lie where every node sees them, "
-            "in place of working_dir, env_vars and excludes",
+            "`oger train` is not submitted as a job: scripts/ray/train_oger.sh runs it on node 0; OGER_WORKING_DIR "
+            "and OGER_EXCLUDES are its working_dir and excludes",
         ),
         (
             re.compile(r"^\s*(?:source|\.)\s+\S"),

@@ -17,6 +17,7 @@ from typing import Any
 
 from oger_recipe.base.errors import shown
 from oger_recipe.grading.verdict import UnreadableAnswer, Verdict
+from oger_recipe.grading.verifiers.arithmetic import solution_class
 from oger_recipe.grading.verifiers.boxed import last_answer_tag, last_boxed
 
 WRONG_REWARD = 0.1
@@ -53,7 +54,8 @@ def verify_countdown(
     answer: JSON ``{"numbers": [ints], "target": int}``; anything else raises UnreadableAnswer.
     strict_oat: OAT's scoring to the letter: a line break after the answer makes it none, ``**``, ``//`` and decimals
     (which count as two numbers) are allowed, and a value within 1e-5 of the target is right.
-    The components format, numbers_ok and correct are 0 or 1.
+    The components format, numbers_ok and correct are 0 or 1. The solution of a right answer is its normal form
+    (arithmetic.py), equal for one solution written differently.
     """
     numbers, target = _read_answer(answer)
     if answer_in not in _IN:
@@ -73,7 +75,8 @@ def _grade(text: str, numbers: list[int], target: int) -> Verdict:
         return _verdict("the answer is not whole numbers joined by + - * / and brackets")
     if sorted(used) != sorted(numbers):
         return _verdict(f"uses the numbers {sorted(used)}, not {sorted(numbers)}")
-    return _grade_value(tree, target)
+    verdict = _grade_value(tree, target)
+    return replace(verdict, solution=solution_class(tree)) if verdict.score else verdict
 
 
 def _grade_as_oat(text: str, numbers: list[int], target: int) -> Verdict:
@@ -83,8 +86,10 @@ def _grade_as_oat(text: str, numbers: list[int], target: int) -> Verdict:
     value = oat_value(text) if _OAT_CHARS.match(text) else None
     if value is None:
         return _verdict("is not an expression with a value", numbers_ok=True)
-    correct = abs(value - target) < 1e-5
-    return _verdict("right" if correct else f"equals {value:g}, not {target}", numbers_ok=True, correct=correct)
+    if abs(value - target) >= 1e-5:
+        return _verdict(f"equals {value:g}, not {target}", numbers_ok=True)
+    verdict = _verdict("right", numbers_ok=True, correct=True)
+    return replace(verdict, solution=solution_class(ast.parse(text.strip(), mode="eval").body))
 
 
 def _grade_value(tree: ast.expr, target: int) -> Verdict:

@@ -43,7 +43,7 @@ def evaluate_samples(samples: list[Experience], eval_dataloader, tokenizer) -> E
     average = result["average"]
     metrics = {key: average[key] for key in main_metrics(average.get("n")) if key in average}
     metrics |= {"n_problems": problems}
-    return Evaluation(records, result, metrics, _flat(result["benchmarks"] | {"average": average}))
+    return Evaluation(records, result, metrics, logs_of(result))
 
 
 def _record(sample: Experience, benchmark: str, number: int, text: str) -> dict[str, Any]:
@@ -61,11 +61,11 @@ def _record(sample: Experience, benchmark: str, number: int, text: str) -> dict[
     }
 
 
-def _flat(metrics: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Name metrics ``eval_<benchmark>_<metric>``; intervals are left to the table."""
+def logs_of(result: dict[str, Any]) -> dict[str, float]:
+    """Name the metrics of an evaluation ``eval_<benchmark>_<metric>``; intervals are left to the table."""
     return {
         f"eval_{benchmark}_{name}": float(value)
-        for benchmark, values in metrics.items()
+        for benchmark, values in (result["benchmarks"] | {"average": result["average"]}).items()
         for name, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }

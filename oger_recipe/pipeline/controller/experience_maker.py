@@ -1,8 +1,10 @@
 """OpenRLHF's experience maker with hybrid groups, the rewards of all sources, and advantages by name."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ray
 import torch
@@ -18,17 +20,26 @@ from oger_recipe.algorithm.batches import cut_for_ranks, of_first_token
 from oger_recipe.algorithm.credit import (
     BATCH_ESTIMATORS,
     ESTIMATORS,
+    RIGHT_ESTIMATORS,
     STEP_ESTIMATORS,
     hybrid_advantages,
     token_advantages,
 )
+from oger_recipe.algorithm.engine_ratio import EngineCorrection, correction_metrics
 from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.base.cpu import CORES, THREADS, is_without_cuda
 from oger_recipe.embedding.similarity import make_similarity
+from oger_recipe.pipeline.controller import nonfinite
 from oger_recipe.pipeline.controller.credit_by_steps import advantages_of_steps, credit_by_steps
-from oger_recipe.pipeline.controller.guards import EncoderReach, EngineGuard, say_no_advantage, stop_on_reward_errors
-from oger_recipe.pipeline.controller.hybrid_batch import UNKNOWN, make_hybrid, read_rollouts, texts_of, uid_of
+from oger_recipe.pipeline.controller.guards import EngineGuard, say_no_advantage, share_read, stop_on_reward_errors
+from oger_recipe.pipeline.controller.hybrid_batch import (
+    make_hybrid,
+    read_rollouts,
+    teacher_log_probs,
+    texts_of,
+    uid_of,
+)
 from oger_recipe.pipeline.controller.metrics import metrics_of
 from oger_recipe.pipeline.controller.reward_sources import RewardSources
 from oger_recipe.pipeline.controller.samples import sample_lines
@@ -65,7 +76,6 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         encoder = encoders_on(settings.embedding.embedding_num_gpus, shared_gpus)
         self.measure = make_similarity(settings.embedding, encoder) if has_references and settings.compares else None
         self.history: History | None = None
-        self.reach = EncoderReach(self.measure, settings.embedding, self.run_dir)
         self.engines = RunEngines(
             cpu=is_without_cuda(), memory_gb=settings.reward.engine_memory_gb, shared_gpus=shared_gpus
         )
@@ -76,6 +86,13 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.engines.start()
         self.engine_guard = EngineGuard(
             guards.max_logprob_difference, top_p=rollout.top_p, top_k=settings.rollouts.top_k
+        )
+        given = self.args.algo.advantage
+        self.correction = EngineCorrection.named(
+            given.is_correction_level,
+            given.is_correction_mode,
+            given.is_correction_gating,
+            given.is_correction_threshold,
         )
         counts = json.loads((self.run_dir / "data" / "counts.json").read_text())
         self.dropped = {f"data/{name}": counts.get(name, 0) for name in ("teachers_too_long", "teachers_wrong")}
@@ -94,10 +111,16 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         group: PlacementGroup = ray.get(self.actor_model_group._actor_handlers[0].placement_group.remote())
         return group
 
-    def resume(self, step: int, planned_steps: int) -> None:
-        """Resume after ``step`` steps; called once, before the first batch."""
+    def state(self) -> dict[str, Any]:
+        """Return what is known of earlier steps and is in no file, for a checkpoint."""
+        return {"engine_limit": self.engine_guard.limit, "sources": self.reward_sources.state()}
+
+    def resume(self, step: int, planned_steps: int, state: Mapping[str, Any]) -> None:
+        """Resume after ``step`` steps with the checkpoint's ``state``, if any; called once, before the first batch."""
         self.planned_steps = planned_steps
-        self.reward_sources.resume(step, checkpoints.of_sources(Path(self.args.ckpt.path), step))
+        self.engine_guard.resume(state.get("engine_limit"))
+        learnt = checkpoints.of_sources(Path(self.args.ckpt.path), step)
+        self.reward_sources.resume(step, learnt, state.get("sources", {}))
         if self.settings.teachers.use_history_samples:
             self.history = History(self.run_dir / "history.jsonl", self.settings.teachers.history_size, step)
 
@@ -117,14 +140,21 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         step.metrics = (
             step.of_engine
             | self.dropped
+            | nonfinite.counts(step)
             | {"oger/bonus_weight": step.bonus_weight}
             | metrics_of(step)
             | self.reward_sources.watch.look_at(step)
-            | {"oger/embedding_share_read": self.reach.share_read(step.rollouts, step.batch)}
+            | {"oger/embedding_share_read": share_read(self.measure, step.rollouts, step.batch)}
         )
         if run_folder.writes_samples(step.number, self.settings.run.samples_steps):
             run_folder.write_samples(self.run_dir, step.number, sample_lines(step))
         self._remember(step)
+        nonfinite.make_untrainable(experiences, step)
+        self._leave_out(experiences)
+        if self.settings.loss.sft_loss_moves:
+            weight = self.settings.loss.sft_loss_coef_at(self.step, self.planned_steps)
+            for experience in experiences:
+                experience.info["sft_loss_coef"] = torch.full((len(experience.sequences),), weight)
         return experiences
 
     def _begun(self, samples: list[Experience]) -> TrainingStep:
@@ -142,7 +172,12 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         seed = self.args.train.seed
         batch = make_hybrid(rollouts, self.store, self.measure, self.history, settings.teachers, seed, self.step)
         bonus_weight = self.reward_sources.bonus_weight(self.step, self.planned_steps)
-        return TrainingStep(self.step, rollouts, batch, bonus_weight)
+        bad = {kind: torch.zeros(len(samples), dtype=torch.bool) for kind in nonfinite.KINDS}
+        if self.measure is not None:
+            bad[nonfinite.SIMILARITIES] = batch.similarity.isnan() & torch.tensor(
+                [bool(teachers) for teachers in batch.teachers]
+            ).repeat_interleave(self.size)
+        return TrainingStep(self.step, rollouts, batch, bonus_weight, bad)
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Cut rows of like length into micro-batches, longest first: little is padded. ``index`` says which rows.
@@ -172,25 +207,48 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             for samples in samples_list:  # the policy leaves out rows without response tokens
                 samples.action_mask = samples.action_mask * ~self._is_injected(samples)
         experiences = super().make_experience(samples_list)
+        step = self.current
         for experience, action_mask in zip(experiences, action_masks, strict=True):
             left_out = ~experience.action_mask.any(dim=1)
             experience.action_mask = action_mask
-            for name in ("kl", "logprobs_diff"):  # means over no token there; any other nan has to stay visible
+            for name in ("kl", "logprobs_diff"):  # means over no token there
                 experience.info[name] = experience.info[name].masked_fill(left_out, 0.0)
-        step, deltas = self.current, []
-        step.entropy, step.token_entropy = torch.zeros(2, len(step.batch.samples))
+            for kind, rows in nonfinite.take_out(experience).items():
+                step.nonfinite[kind][experience.index] = rows
+            step.nonfinite[nonfinite.ENTROPIES][experience.index] = ~left_out
+        step.entropy, step.token_entropy, step.log_prob = torch.zeros(3, len(step.batch.samples))
         for experience, (entropy, of_tokens) in zip(experiences, step.answered, strict=True):
             step.entropy[experience.index] = entropy.float()
             step.token_entropy[experience.index] = of_tokens.float()
-            rows = ~step.batch.is_teacher[experience.index]
-            mask = experience.action_mask.bool() & rows.unsqueeze(1)
-            deltas.append((experience.rollout_log_probs - experience.action_log_probs)[mask])
-            experience.rollout_log_probs = self._teacher_log_probs(experience)
+            rows = ~step.batch.is_teacher[experience.index] & ~step.nonfinite[nonfinite.LOG_PROBS][experience.index]
+            log_prob = (experience.action_log_probs * experience.action_mask).sum(dim=1).float()
+            step.log_prob[experience.index] = log_prob.where(rows, torch.nan)
+            if self.settings.loss.use_off_policy_probs:
+                experience.teacher_log_probs = teacher_log_probs(experience, step.batch.injected)
+        step.nonfinite[nonfinite.ENTROPIES] &= ~step.entropy.isfinite()
         step.entropy_weight = ENTROPY_WEIGHTS[self.settings.bonus.last_token_enp_reward](step.entropy)
-        step.of_engine = self.engine_guard.compare(torch.cat(deltas), step.number)
+        step.of_engine = self._beside_the_engine(experiences)
         if self.settings.advantage.kl_penalty_coef:
             self._add_reward_kl(experiences)
         return experiences
+
+    def _beside_the_engine(self, experiences: list[Experience]) -> dict[str, float]:
+        """Compare engine and policy on the rollouts, weigh these where that is asked for, and return the metrics.
+
+        The engine's log-probabilities go no further: the loss needs the weights alone.
+        """
+        step, deltas, weighed = self.current, [], []
+        for experience in experiences:
+            engine, experience.rollout_log_probs = experience.rollout_log_probs, None
+            finite = ~step.nonfinite[nonfinite.LOG_PROBS][experience.index].unsqueeze(1)
+            own = experience.action_mask.bool() & finite & ~teachers_tokens(experience)
+            untaught = ~step.batch.is_teacher[experience.index].unsqueeze(1)
+            deltas.append((engine - experience.action_log_probs)[own & untaught])
+            if self.correction is not None:
+                weighed.append(self.correction.of(experience.action_log_probs, engine, own))
+                experience.engine_weights = weighed[-1].weight
+        compared = self.engine_guard.compare(torch.cat(deltas), step.number)
+        return compared | (correction_metrics(weighed) if weighed else {})
 
     def _needs_old_log_probs_of_teachers(self) -> bool:
         """Say whether teachers' rows need the policy's forward pass: for PPO's ratio, a critic or a KL."""
@@ -200,12 +258,6 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def _is_injected(self, experience: Experience) -> torch.Tensor:
         """Mark the teachers' trajectories that took rollouts' places, bool [B, 1]."""
         return torch.tensor([row in self.current.batch.injected for row in experience.index]).unsqueeze(1)
-
-    def _teacher_log_probs(self, experience: Experience) -> torch.Tensor | None:
-        """Return teachers' own log-probabilities [B, A], UNKNOWN on rollouts (no engine correction); None: unused."""
-        if not self.settings.loss.use_off_policy_probs:
-            return None
-        return torch.where(self._is_injected(experience), experience.rollout_log_probs, torch.tensor(UNKNOWN))
 
     def _add_reward_kl(self, experiences: list[Experience]) -> None:
         """Set the reward's KL (k1) beside a loss-side one. compute_reward multiplies by the loss's coefficient."""
@@ -229,11 +281,12 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         settings, estimator = self.settings.advantage, self.args.algo.advantage.estimator
         step, batch = self.current, self.current.batch
         step.rewards = self.reward_sources.of(step)
+        step.nonfinite[nonfinite.REWARDS] = step.rewards.unfit.flatten()
         step.bonus = self.reward_sources.bonus(step.rewards)
         for experience in experiences:
             experience.rewards = step.rewards.total.flatten()[experience.index]
         left_out = step.rewards.dropped.repeat_interleave(self.size)
-        left_out = left_out | (batch.truncated & settings.disable_truncation_advantage)
+        left_out = left_out | batch.left_out | (batch.truncated & settings.disable_truncation_advantage)
         if estimator in STEP_ESTIMATORS:
             apply_length_penalties(experiences, self.args)
             baseline = BASELINES[settings.advantage_baseline](batch.is_teacher.view(-1, self.size))
@@ -241,7 +294,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             paid = step.rewards.steps
             assert paid is not None
             credit_by_steps(experiences, paid, left_out, self.args, kl_coefficient=coefficient, baseline=baseline)
-        elif estimator in ESTIMATORS or estimator in BATCH_ESTIMATORS:
+        elif estimator in (*ESTIMATORS, *RIGHT_ESTIMATORS, *BATCH_ESTIMATORS):
             apply_length_penalties(experiences, self.args)
             advantages = hybrid_advantages(
                 self._by_row(experiences, lambda experience: experience.rewards).view(-1, self.size),
@@ -250,6 +303,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
                 estimator=estimator,
                 baseline=settings.advantage_baseline,
                 all_correct_group=self.settings.teachers.all_correct_group,
+                k=settings.pass_at_k,
+                rollout_advantage=settings.rollout_advantage,
+                entropy=step.token_entropy.view(-1, self.size),
             ).flatten()
             for experience in experiences:
                 self._spread_over_tokens(experience, advantages[experience.index])
@@ -274,6 +330,12 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         experience.advantages = experience.returns.clone()
         experience.info["return"] = reward.sum(dim=-1)
         experience.kl = None
+
+    def _leave_out(self, experiences: list[Experience]) -> None:
+        """Take the rows that oger.taught_group does not train out of every loss, and of what losses divide by."""
+        for experience in experiences:
+            rows = self.current.batch.left_out[experience.index]
+            experience.action_mask = experience.action_mask.masked_fill(rows.unsqueeze(1), 0)
 
     def _by_row(self, experiences: list[Experience], values) -> torch.Tensor:
         """Bring ``values`` [B] of the experiences into the order of the flat list, [N]."""

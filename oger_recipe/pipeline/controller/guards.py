@@ -1,13 +1,13 @@
 """What a run watches in the controller: rewards that could not be had, the engine's weights, the encoder's reach."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from oger_recipe.algorithm.health import HIGHEST_KL, Agreement
+from oger_recipe.algorithm.engine_agreement import HIGHEST_KL, Agreement
 from oger_recipe.base.errors import SourceFailed, cut
 from oger_recipe.base.files import append_json
 from oger_recipe.embedding.similarity import Similarity
@@ -18,7 +18,6 @@ from oger_recipe.rewards.compose import ON_ERROR, Rewards, cost_of_failures
 from oger_recipe.rewards.sources import Group
 from oger_recipe.rewards.spec import SourceSpec
 from oger_recipe.run_folder.records import event
-from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.rewards import RewardSettings
 
 
@@ -50,6 +49,14 @@ class SourceGuard:
         self._limited = {spec.name for spec in specs if not spec.keys.is_rule}  # a rule has a limit of its own
         self._said: set[str] = set()
         self._counts: dict[str, tuple[int, int]] = {}  # rows failed and asked about in steps too small for a share
+
+    def state(self) -> dict[str, tuple[int, int]]:
+        """Return the counts of steps too small for a share, for a checkpoint."""
+        return dict(self._counts)
+
+    def resume(self, state: Mapping[str, tuple[int, int]]) -> None:
+        """Continue with the counts of a checkpoint."""
+        self._counts.update(state)
 
     def look_at(self, rewards: Rewards, groups: Sequence[Group], step: int) -> None:
         """Record the errors of a step. Raises SourceFailed for a source that failed on too many rows."""
@@ -107,11 +114,15 @@ class EngineGuard:
         self.limit = limit  # of the difference; None: known after the first step
         self._top_p, self._top_k = top_p, top_k
 
+    def resume(self, limit: float | None) -> None:
+        """Continue with the limit that a checkpoint's run had learnt, where the user has set none."""
+        self.limit = limit if self.limit is None else self.limit
+
     def compare(self, delta: torch.Tensor, step: int) -> dict[str, float]:
         """Return the step's metrics. ``delta`` [tokens]: the engine's log-probabilities of its own, less the policy's.
 
         Raises RuntimeError when they show that the engine samples with other weights. A limit of None is set by the
-        first step, where weights are equal and differences are rounding.
+        run's first step, where weights are equal and differences are rounding.
         """
         agreement = Agreement.of(delta, top_p=self._top_p, top_k=self._top_k)
         stale = agreement.is_stale(self.limit)
@@ -131,28 +142,11 @@ class EngineGuard:
         }
 
 
-class EncoderReach:
-    """Says once when the encoder does not read all of the texts that the bonus speaks of."""
-
-    def __init__(self, measure: Similarity | None, settings: EmbeddingSettings, run_dir: Path) -> None:
-        self._measure, self._settings, self._run_dir = measure, settings, run_dir
-        self._said = False
-
-    def share_read(self, rollouts: Rollouts, batch: HybridBatch) -> float:
-        """Return the share of some rollouts' and references' tokens that the encoder reads, nan without a measure."""
-        if self._measure is None:
-            return math.nan
-        few = range(0, len(rollouts.texts), max(len(rollouts.texts) // _TEXTS_READ, 1))
-        texts = [rollouts.texts[row] for row in few]
-        texts += [teacher.text for row in few for teacher in batch.teachers[row // rollouts.size][:1]]
-        share = self._measure.share_read(texts)
-        if share < 0.995 and not self._said:
-            self._said = True
-            settings = self._settings
-            text = (
-                f"note: of rollouts and teachers the encoder reads {share:.0%} (oger.embedding_long_texts "
-                f"{settings.embedding_long_texts}, {settings.embedding_max_tokens} tokens): similarity and bonus "
-                "speak of that part alone; oger.embedding_long_texts chunks reads all"
-            )
-            event(self._run_dir, "note", text=text)
-        return share
+def share_read(measure: Similarity | None, rollouts: Rollouts, batch: HybridBatch) -> float:
+    """Return the share of some rollouts' and references' tokens that the encoder reads, nan without a measure."""
+    if measure is None:
+        return math.nan
+    few = range(0, len(rollouts.texts), max(len(rollouts.texts) // _TEXTS_READ, 1))
+    texts = [rollouts.texts[row] for row in few]
+    texts += [teacher.text for row in few for teacher in batch.teachers[row // rollouts.size][:1]]
+    return measure.share_read(texts)

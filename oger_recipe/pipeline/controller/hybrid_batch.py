@@ -2,11 +2,12 @@
 
 import json
 import os
+from collections.abc import Mapping
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, REPLACE_MODES, select_replaced
+from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, REPLACE_MODES, TAUGHT_GROUPS, select_replaced
 from oger_recipe.base.cutting import StepCutter, StepRule, step_texts
 from oger_recipe.base.seeds import stable_seed
 from oger_recipe.embedding.similarity import Similarity
@@ -18,8 +19,6 @@ from oger_recipe.rewards.sources import Group
 from oger_recipe.settings.teachers import TeacherSettings
 from oger_recipe.teachers.draw import History, draw, may_enter
 from oger_recipe.teachers.store import Teacher, TeacherStore
-
-UNKNOWN = 1.0  # in place of a teacher's own log-probability, which is never above 0
 
 
 def read_rollouts(
@@ -85,13 +84,13 @@ def make_hybrid(
     """
     teachers = [store[uid] for uid in rollouts.uids]
     similarity = _similarity(rollouts, teachers, measure, history, settings.replace_mode)
-    all_correct = (rollouts.scores.view(-1, rollouts.size) > 0).all(dim=1)
+    right = (rollouts.scores.view(-1, rollouts.size) > 0).sum(dim=1)
+    all_correct = right == rollouts.size
     rule = ALL_CORRECT_GROUPS[settings.all_correct_group]
     entering = [may_enter(members, settings) for members in teachers]
     injected: dict[int, Teacher] = {}
     for group, members in enumerate(entering):
-        stays_online = all_correct[group] and not rule.teachers_enter
-        if members and settings.replace_after_rm and not stays_online:
+        if members and may_replace(settings, int(right[group]) / rollouts.size):
             generator = torch.Generator().manual_seed(stable_seed(seed, rollouts.uids[group], step))
             injected |= _injected(rollouts, similarity[group], group, members, settings, generator, step)
     samples, rewards, scores, is_teacher = _with_teachers(rollouts, injected)
@@ -99,6 +98,7 @@ def make_hybrid(
         samples,
         similarity.flatten(),
         is_teacher,
+        TAUGHT_GROUPS[settings.taught_group](is_teacher.view(-1, rollouts.size)).flatten(),
         (all_correct & (not rule.bonus)).repeat_interleave(rollouts.size),
         rewards,
         scores,
@@ -108,6 +108,13 @@ def make_hybrid(
         prompts_without_teacher=sum(not members for members in entering),
         steps=_steps(rollouts, injected),
     )
+
+
+def may_replace(settings: TeacherSettings, solve_rate: float) -> bool:
+    """Say whether teachers replace rollouts of a group, of which this share is right."""
+    replaces = settings.replace_after_rm and settings.max_replace_num > 0
+    enter = ALL_CORRECT_GROUPS[settings.all_correct_group].teachers_enter or solve_rate < 1
+    return replaces and enter and solve_rate <= settings.teacher_gate
 
 
 def _injected(
@@ -147,12 +154,13 @@ def _similarity(
         for uid, members in zip(rollouts.uids, teachers, strict=True)
     ]
     groups = [rollouts.texts[start : start + rollouts.size] for start in range(0, len(rollouts.texts), rollouts.size)]
-    return measure.of_groups(groups, references, REPLACE_MODES[replace_mode].similarity or "mean")
+    similarity = measure.of_groups(groups, references, REPLACE_MODES[replace_mode].similarity or "mean")
+    return torch.where(similarity.isfinite(), similarity, torch.nan)
 
 
 def _without_nan(similarity: torch.Tensor) -> torch.Tensor:
     """Give a rollout that could not be embedded the mean of the others, 0 without others."""
-    known = similarity[similarity.isfinite()]
+    known = similarity[~similarity.isnan()]
     return torch.nan_to_num(similarity, nan=known.mean().item() if len(known) else 0.0)
 
 
@@ -178,9 +186,9 @@ def _steps(rollouts: Rollouts, injected: dict[int, Teacher]) -> list[list[str]]:
 
 
 def reward_groups(
-    rollouts: Rollouts, batch: HybridBatch, entropy: torch.Tensor, may_earn: torch.Tensor
+    rollouts: Rollouts, batch: HybridBatch, entropy: torch.Tensor, log_prob: torch.Tensor, may_earn: torch.Tensor
 ) -> list[Group]:
-    """Make the groups that sources of reward are asked about; ``entropy`` (nats) and ``may_earn`` (bool) are [N]."""
+    """Make the groups that sources of reward are asked about; entropy (nats), log_prob and may_earn (bool) are [N]."""
     texts, graded = list(rollouts.texts), list(rollouts.graded)
     for row, teacher in batch.injected.items():
         texts[row] = teacher.text
@@ -203,6 +211,7 @@ def reward_groups(
                 may_earn=may_earn[rows].tolist(),
                 similarity=batch.similarity[rows].tolist(),
                 entropy=entropy[rows].tolist(),
+                log_prob=log_prob[rows].tolist(),
                 steps=batch.steps[rows],
                 tokens=[int(sample.response_length[0]) for sample in batch.samples[rows]],
             )
@@ -224,7 +233,7 @@ def teacher_experience(rollout: Experience, teacher: Teacher) -> Experience:
         sequences=sequences,
         attention_mask=torch.ones_like(sequences),
         action_mask=action_mask,
-        rollout_log_probs=_teacher_log_probs(teacher, prompt_length),
+        rollout_log_probs=torch.full_like(action_mask, torch.nan, dtype=torch.float32),  # no engine sampled it
         prompts=rollout.prompts,
         labels=rollout.labels,
         images=rollout.images,
@@ -238,9 +247,14 @@ def teacher_experience(rollout: Experience, teacher: Teacher) -> Experience:
     )
 
 
-def _teacher_log_probs(teacher: Teacher, prompt_length: int) -> torch.Tensor:
-    """Return the teacher's own log-probabilities on its tokens, [1, T-1]; UNKNOWN where the data has none."""
-    log_probs = torch.full((prompt_length - 1 + len(teacher.tokens),), UNKNOWN)
-    if teacher.probs is not None:
-        log_probs[prompt_length - 1 :] = torch.tensor(teacher.probs).clamp(max=1).log()  # data may say 1.0001
-    return log_probs.unsqueeze(0)
+def teacher_log_probs(experience: Experience, injected: Mapping[int, Teacher]) -> torch.Tensor:
+    """Return teachers' own log-probabilities of their tokens, [B, A]; nan on rollouts, and where the data has none.
+
+    ``injected``: the teachers by the rows of the step; ``experience.index`` says which of these it has.
+    """
+    log_probs = torch.full_like(experience.action_mask, torch.nan, dtype=torch.float32)
+    for place, row in enumerate(experience.index):
+        probs = injected[row].probs if row in injected else None
+        if probs is not None:  # data may say 1.0001
+            log_probs[place, experience.action_mask[place].bool()] = torch.tensor(probs).clamp(max=1).log()
+    return log_probs

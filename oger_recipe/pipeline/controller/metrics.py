@@ -7,6 +7,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from oger_recipe.algorithm.exploration import spread_within_groups
 from oger_recipe.algorithm.hybrid_group import own_or_all, solve_rates
+from oger_recipe.grading.verdict import Verdict
 from oger_recipe.pipeline.controller.training_step import HybridBatch, Rollouts, TrainingStep
 
 
@@ -28,6 +29,7 @@ def metrics_of(step: TrainingStep) -> dict[str, float]:
     lengths = token_counts(rollouts.samples)[own]
     truncated = torch.cat([sample.truncated for sample in rollouts.samples]).float()[own]
     prompts = token_counts(rollouts.samples, "prompt")
+    in_form = torch.tensor([float(is_in_form(graded.verdict)) for graded in rollouts.graded])[own]
     return {
         "rollout/solve_rate": _mean(rollouts.scores[own]),
         "rollout/solve_all": (solved == 1).float().mean().item(),
@@ -39,6 +41,7 @@ def metrics_of(step: TrainingStep) -> dict[str, float]:
         "rollout/response_tokens": lengths.sum().item(),
         **_spread("rollout/prompt_length", prompts),
         "rollout/truncated": _mean(truncated),
+        "rollout/format": _mean(in_form),
         **_of_steps(rollouts, own, lengths, truncated),
         "rollout/repetitive": _mean(rollouts.repetitive[own].float()),
         "rollout/entropy": _mean_token_entropy(step.batch, step.token_entropy),
@@ -46,6 +49,16 @@ def metrics_of(step: TrainingStep) -> dict[str, float]:
         **_bonus_metrics(step),
         **_source_metrics(step),
     }
+
+
+def is_in_form(verdict: Verdict) -> bool:
+    """Say whether an answer was found in the response, by the verifier's own component or by what it extracted."""
+    return verdict.components.get("format", float(verdict.extracted is not None)) > 0
+
+
+def _equal_groups(rewards: torch.Tensor) -> float:
+    """Return the share of groups whose rows earn the same, of rewards [groups, n]; nan where a group is one row."""
+    return (rewards == rewards[:, :1]).all(dim=1).float().mean().item() if rewards.shape[1] > 1 else math.nan
 
 
 def _of_steps(
@@ -86,6 +99,7 @@ def _teacher_metrics(step: TrainingStep) -> dict[str, float]:
         "oger/replaced": float(len(batch.injected)),
         "oger/replaced_correct": correct,
         "oger/replaced_wrong": len(batch.injected) - correct,
+        "oger/taught_groups": off.view(-1, step.rollouts.size).any(dim=1).float().mean().item(),
         "oger/prompts_without_teacher": float(batch.prompts_without_teacher),
         "oger/prefix_ratio": _mean(teacher_tokens / lengths.clamp(min=1)),
         "oger/off_on_ratio": off.sum().item() / max(on.sum().item(), 1),
@@ -99,6 +113,7 @@ def _teacher_metrics(step: TrainingStep) -> dict[str, float]:
         "oger/rollout_advantage_abs": _mean(advantages[on].abs()),
         "oger/advantage_max": advantages.max().item(),
         "oger/advantage_min": advantages.min().item(),
+        "oger/equal_groups": _equal_groups(step.rewards.total.view(-1, step.rollouts.size)),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import append_json, read_jsonl
 from oger_recipe.pipeline.controller.guards import SourceGuard
 from oger_recipe.pipeline.controller.hybrid_batch import reward_groups
+from oger_recipe.pipeline.controller.nonfinite import ENTROPIES
 from oger_recipe.pipeline.controller.reward_watch import SourceWatch
 from oger_recipe.pipeline.controller.training_step import TrainingStep
 from oger_recipe.rewards.compose import Rewards, rewards_of, with_fixed_rewards
@@ -35,14 +37,20 @@ class RewardSources:
         self._specs, self._by_steps = sources_of(settings.reward.sources, estimator), estimator in STEP_ESTIMATORS
         self._sources = [spec.source(surroundings) for spec in self._specs]
         self._guard = SourceGuard(run_dir, settings.reward, self._specs)
-        self.watch = SourceWatch(settings.reward, self._specs, run_dir)
+        self.watch = SourceWatch(settings.alarms.window, self._specs)
         self._running: dict[str, Running] = {}
 
-    def resume(self, step: int, learnt: Path) -> None:
+    def state(self) -> dict[str, Any]:
+        """Return what is known of earlier steps and is in no file, for a checkpoint."""
+        return {"watch": self.watch.state(), "failed": self._guard.state()}
+
+    def resume(self, step: int, learnt: Path, state: Mapping[str, Any]) -> None:
         """Resume after ``step`` steps of the run; ``learnt``: where `save` has kept what sources had learnt then.
 
-        Raises RecipeError where that is missing.
+        ``state``: the checkpoint's, empty without one. Raises RecipeError where what sources had learnt is missing.
         """
+        self.watch.resume(state.get("watch", ()))
+        self._guard.resume(state.get("failed", {}))
         self._running = read_running(self._run_dir, step)
         for name, source in self._learning().items() if step else ():
             source.load(learnt / name)
@@ -81,10 +89,10 @@ class RewardSources:
     def of(self, step: TrainingStep) -> Rewards:
         """Ask the sources about a step whose entropies are known. Raises SourceFailed where one fails on too many."""
         fixed, batch = self._settings.advantage.non_stop_fixed_reward, step.batch
-        may_earn = ~batch.is_teacher & ~batch.skipped & ~step.rollouts.repetitive
+        may_earn = ~batch.is_teacher & ~batch.skipped & ~step.rollouts.repetitive & ~step.nonfinite[ENTROPIES]
         if fixed is not None:
             may_earn &= ~batch.truncated  # their reward is fixed, without anything on top
-        groups = reward_groups(step.rollouts, batch, step.entropy, may_earn)
+        groups = reward_groups(step.rollouts, batch, step.entropy, step.log_prob, may_earn)
         specs = [replace(spec, weight=step.bonus_weight) if spec.keys.is_bonus else spec for spec in self._specs]
         rewards = rewards_of(
             groups, self._sources, specs, on_error=self._on_error, running=self._running, by_steps=self._by_steps

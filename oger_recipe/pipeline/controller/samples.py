@@ -65,6 +65,7 @@ def _trained(step: TrainingStep, row: int) -> Line:
     criteria = {source: rows[row] for source, rows in rewards.criteria.items() if row in rows}
     return {
         "entropy": step.entropy[row].item(),
+        "log_prob": step.log_prob[row].item(),
         "sources": {name: values[row].item() for name, values in step.said.items() if not values[row].isnan()},
         **({"errors": errors} if errors else {}),
         **({"criteria": criteria} if criteria else {}),

@@ -1,6 +1,10 @@
-"""Prompts to vLLM with the recipe's sampling: stop rules, top-k, and seeds that no order of requests can change."""
+"""Prompts to vLLM with the recipe's sampling: stop rules, top-k, and seeds that no order of requests can change.
+
+Rollouts come back in the order of their prompts, whichever is sampled first.
+"""
 
 import heapq
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +19,15 @@ from vllm import SamplingParams
 from oger_recipe.algorithm.prefix import prefix_length, prefix_ratios
 from oger_recipe.base.seeds import stable_seed
 from oger_recipe.grading.rules import TIMES_ASKED
+from oger_recipe.pipeline.controller.refill import GroupFilter
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.draw import draw, may_enter
-from oger_recipe.teachers.store import TeacherStore
+from oger_recipe.teachers.store import Teacher, TeacherStore
+
+
+def _place(sample: Experience) -> int:
+    place: int = sample.place
+    return place
 
 
 class OgerSamplesGenerator(SamplesGenerator):
@@ -34,6 +44,9 @@ class OgerSamplesGenerator(SamplesGenerator):
         super().__init__(*args, **kwargs)
         self.settings = OgerSettings.of(self.args.oger)
         self._store: TeacherStore | None = None
+        self._filter = GroupFilter(self.settings, self.args)
+        self.filtering: dict[str, float] = {}  # metrics of the last batch, where dynamic filtering is on
+        self._kept = 0.0  # percent of the last batch's prompts
 
     def generate_samples(self, **generate_kwargs):
         if self.steps_left == 0 or (self.stop_is_asked is not None and self.stop_is_asked()):
@@ -48,11 +61,14 @@ class OgerSamplesGenerator(SamplesGenerator):
             self.step -= 1
         if self.steps_left is not None and samples:
             self.steps_left -= 1
+        if self.args.algo.dynamic_filtering_enable and consumed:
+            pass_rate = self._kept
         return samples, pass_rate, consumed, exhausted
 
     def _process_response_into_experience(self, response, **generate_kwargs) -> Experience:
         experience = super()._process_response_into_experience(response, **generate_kwargs)
         experience.graded = response["graded"]  # while rollouts are single: batches keep fields of tensors alone
+        experience.place = response["place"]
         if "guided" in generate_kwargs and self.arrived is not None:  # evaluation does not say
             self.arrived(experience)
         self.come += 1
@@ -66,12 +82,44 @@ class OgerSamplesGenerator(SamplesGenerator):
     def generate_eval_samples(self, **generate_kwargs) -> list[Experience]:
         """Return the rollouts in the order of the evaluation data, those of each problem together."""
         self.asked = self.come = 0
-        samples = super().generate_eval_samples(**generate_kwargs)
-        order = {label: position for position, label in enumerate(self._eval_labels())}
-        return sorted(samples, key=lambda sample: order[sample.labels[0]])  # stable: a group stays together
+        return super().generate_eval_samples(**generate_kwargs)
 
-    def _eval_labels(self) -> list[str]:
-        return [label for _, _, labels, _ in self.eval_dataloader for label in labels]
+    def _generate_vllm(
+        self, dataloader_iter: Any, num_prompts: int, dynamic_filtering: bool, **kwargs: Any
+    ) -> tuple[list[Experience], int, bool]:
+        """Return the rollouts in the order in which their prompts were asked, not in that of their arrival.
+
+        With dynamic filtering, sample as many prompts again as groups were left out, until none is missing. Where the
+        data or oger.dynamic_filtering_max_batches ends that, the first ones that were left out fill the batch.
+        """
+        wanted: list[list[Experience]] = []
+        left_out: list[list[Experience]] = []
+        drawn, exhausted = 0, False
+        most = num_prompts * (self.settings.rollouts.dynamic_filtering_max_batches if dynamic_filtering else 1)
+        while (missing := num_prompts - len(wanted)) and drawn < most and not exhausted:
+            count = min(missing, most - drawn)
+            samples, consumed, exhausted = super()._generate_vllm(dataloader_iter, count, False, **kwargs)
+            drawn += consumed
+            for _, group in itertools.groupby(sorted(samples, key=_place), key=_place):
+                rollouts = list(group)
+                keeps = not dynamic_filtering or self._filter.keeps(rollouts, self._teachers(rollouts[0]))
+                (wanted if keeps else left_out).append(rollouts)
+            if not dynamic_filtering:
+                break
+        filling = left_out[: num_prompts - len(wanted)]
+        if dynamic_filtering:
+            self._kept = 100 * len(wanted) / max(drawn, 1)
+            counts = {"filtered_groups": len(left_out), "filling_groups": len(filling)}
+            self.filtering = {f"rollout/{name}": float(number) for name, number in counts.items()}
+        return sorted(itertools.chain(*wanted, *filling), key=_place), drawn, exhausted
+
+    def _teachers(self, rollout: Experience) -> list[Teacher]:
+        return self._teachers_of(json.loads(rollout.labels[0])["uid"])
+
+    def _teachers_of(self, uid: str) -> list[Teacher]:
+        if self._store is None:
+            self._store = TeacherStore(Path(self.args.oger.run_dir) / "data" / "teachers.arrow")
+        return self._store[uid]
 
     def _dispatch_prompts_to_vllm(
         self, prompts: list[str], labels: list[str], *, images: list | None = None, **generate_kwargs: Any
@@ -88,6 +136,10 @@ class OgerSamplesGenerator(SamplesGenerator):
             more: dict[str, Any] = {"prefixes": self._prefixes(json.loads(label)["uid"])} if guided else {}
             more |= {"steps": steps} if steps is not None else {}
             count = 1 if generate_kwargs.get("greedy") else samples * json.loads(label).get(TIMES_ASKED, 1)
+            place = self.asked
+            trains = "guided" in generate_kwargs
+            if trains and self.settings.rollouts.deterministic:  # a prompt that comes twice is sampled twice
+                params.seed = stable_seed(self.args.train.seed, self.step, place)
             self.asked += count
             load, index = heapq.heappop(heap)
             heapq.heappush(heap, (load + count, index))
@@ -95,10 +147,11 @@ class OgerSamplesGenerator(SamplesGenerator):
                 self.vllm_engines[index].generate_responses.remote(
                     prompt=prompt,
                     label=label,
-                    sampling_params=params,
+                    sampling_params=params.clone(),
                     max_length=generate_kwargs.get("max_len", 2048),
                     hf_tokenizer=self.tokenizer,
                     num_samples=count,
+                    place=place,
                     images=image,
                     **more,
                 )
@@ -109,9 +162,7 @@ class OgerSamplesGenerator(SamplesGenerator):
     def _prefixes(self, uid: str) -> list[list[int]]:
         """Return the teacher's tokens that each rollout of a group begins with; none for a prompt without teachers."""
         settings, n = self.settings.teachers, self.args.rollout.n_samples_per_prompt
-        if self._store is None:
-            self._store = TeacherStore(Path(self.args.oger.run_dir) / "data" / "teachers.arrow")
-        teachers = may_enter(self._store[uid], settings)
+        teachers = may_enter(self._teachers_of(uid), settings)
         if not teachers:
             return [[] for _ in range(n)]
         generator = torch.Generator().manual_seed(stable_seed(self.args.train.seed, uid, self.step))

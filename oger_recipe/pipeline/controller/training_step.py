@@ -46,6 +46,7 @@ class HybridBatch:
     samples: list[Experience]
     similarity: Tensor  # of the row's rollout to the group's teachers; nan without teachers
     is_teacher: Tensor  # bool: at least one of the row's tokens is a teacher's
+    left_out: Tensor  # bool: not trained, by oger.taught_group
     skipped: Tensor  # bool: its group is all correct, and earns no bonus by oger.all_correct_group
     rewards: Tensor  # verified reward of the row
     scores: Tensor  # 0 or 1
@@ -58,18 +59,20 @@ class HybridBatch:
 
 @dataclass
 class TrainingStep:
-    """One training step: made with the first four fields, and filled by the callbacks of OgerExperienceMaker in the
+    """One training step: made with the first five fields, and filled by the callbacks of OgerExperienceMaker in the
     order of the others, which can be read from then on. Tensors are [N], in the order of the flat list."""
 
     number: int  # from 1
     rollouts: Rollouts
     batch: HybridBatch
     bonus_weight: float
+    nonfinite: dict[str, Tensor]  # bool [N]: rows with a number that is not finite, by kind (nonfinite.py)
 
     # make_experience, of what the policy's forward passes answer
     answered: list[tuple[Tensor, Tensor]] = field(init=False)  # the next two, by micro-batch
     entropy: Tensor = field(init=False)  # nats, at oger.entropy_position
     token_entropy: Tensor = field(init=False)  # nats, the mean over the response
+    log_prob: Tensor = field(init=False)  # of the whole response; nan on teachers' rows and where it is not finite
     entropy_weight: Tensor = field(init=False)  # that entropy's in the bonus
     of_engine: dict[str, float] = field(init=False)  # metrics: the engine beside the policy
     # compute_advantages_and_returns

@@ -1,5 +1,7 @@
 """What ended a run, in a sentence: which of its processes died and of what, or what one of them raised."""
 
+import contextlib
+import os
 import re
 import shutil
 import signal
@@ -16,9 +18,13 @@ from oger_recipe.base.errors import RecipeError
 from oger_recipe.run_folder.worker_logs import JUDGE, ROLES, workers
 
 _INTERVAL_S = 1.0
+_INTERRUPT = signal.SIGRTMIN  # within this process; nothing else uses it
 _FULL = 16 * 2**20  # bytes: a disk with less left is full
 _NO_SPACE = ("No space left on device", "PytorchStreamWriter failed writing")
+_NO_START = "The current node timed out during startup"
+_NO_ENGINE = "Engine core initialization failed"
 _ROOM = "make room, or send files elsewhere (ckpt.path, RAY_TMPDIR)"
+_PARTS = ROLES | {"OgerRolloutActor": "rollout actor"}  # the engine is the process that it starts
 
 
 @dataclass
@@ -35,7 +41,7 @@ class Processes(threading.Thread):
     def __init__(self, driver: int) -> None:
         super().__init__(daemon=True)
         self._driver = driver
-        self._ended = threading.Event()
+        self._ended, self._interrupts = threading.Event(), threading.Event()
         self._seen: dict[int, _Process] = {}
         self._kills = _kills_for_want_of_memory()
 
@@ -50,6 +56,40 @@ class Processes(threading.Thread):
     def run(self) -> None:
         while not self._ended.wait(_INTERVAL_S):
             self.look()
+            if self._interrupts.is_set() and _dead_of_ray():
+                self._interrupts.clear()
+                signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
+
+    @contextlib.contextmanager
+    def needing_ray(self) -> Iterator[None]:
+        """Raise ConnectionError in the block, in the main thread, once a part of Ray that the driver started has died:
+        without its GCS, a run continues for a minute and then aborts without a word. Its actors end before."""
+        lost = threading.Event()
+
+        def interrupt(*_: object) -> None:
+            lost.set()
+            raise KeyboardInterrupt  # the one that Ray lets through
+
+        before = signal.signal(_INTERRUPT, interrupt)
+        self._interrupts.set()
+        try:
+            yield
+        except KeyboardInterrupt:
+            if lost.is_set():
+                self._end()
+                raise ConnectionError("Ray itself died") from None
+            raise
+        finally:
+            self._interrupts.clear()
+            signal.signal(_INTERRUPT, signal.SIG_IGN)  # it may be on its way
+            signal.signal(_INTERRUPT, before)
+
+    def _end(self) -> None:
+        """Kill the actors. What is left of Ray takes seconds to end, in which they would train further steps."""
+        for pid in list(self._seen):
+            if _role(_title(pid)):  # the number is not another process's by now
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def look(self) -> None:
         parents = {int(path.name): _parent(path) for path in Path("/proc").glob("[0-9]*")}
@@ -59,10 +99,10 @@ class Processes(threading.Thread):
 
     def _note(self, pid: int, parent: int) -> None:
         try:
-            title = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace").strip()
             status = Path(f"/proc/{pid}/status").read_text()
         except OSError:  # it ended meanwhile
             return
+        title = _title(pid)
         role = _role(title)
         if role and (peak := re.search(r"VmHWM:\s+(\d+) kB", status)):
             self._seen[pid] = _Process(parent, role, title, int(peak[1]) * 1024)
@@ -78,6 +118,10 @@ class Processes(threading.Thread):
 
     def parent(self, pid: int) -> int:
         return self._seen[pid].parent
+
+    def role(self, pid: int) -> str | None:
+        """Return what the process is in the run; None for one that is none of its actors."""
+        return self._seen[pid].role if pid in self._seen else None
 
     def sentence(self, pid: int) -> str:
         process = self._seen[pid]
@@ -100,6 +144,14 @@ def _parent(process: Path) -> int | None:
     return None if state in "ZX" else int(parent)
 
 
+def _title(pid: int) -> str:
+    """Return what a process calls itself; an empty text where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def _ancestors(pid: int | None, parents: dict[int, int | None]) -> Iterator[int]:
     while pid and (pid := parents.get(pid)):
         yield pid
@@ -107,8 +159,8 @@ def _ancestors(pid: int | None, parents: dict[int, int | None]) -> Iterator[int]
 
 def _role(title: str) -> str | None:
     if title.startswith("VLLM::"):
-        return "the engine's process"
-    role = ROLES.get(title.removeprefix("ray::").split(".")[0]) if title.startswith("ray::") else None
+        return "the engine"
+    role = _PARTS.get(title.removeprefix("ray::").split(".")[0]) if title.startswith("ray::") else None
     return f"the {role}".replace("-", " ") if role else None
 
 
@@ -123,19 +175,22 @@ def _kills_for_want_of_memory() -> int:
 def why(error: BaseException, processes: Processes, session_logs: Path, run_dir: Path) -> str:
     """Say in a sentence why the run ended: what went wrong first, of all that may stand behind ``error``."""
     raised, origin = _unwrapped(error)
-    if sentence := _full_disk(error, (run_dir, session_logs)) or _rays_own_dead(run_dir / "logs"):
+    if sentence := _full_disk(error, (run_dir, session_logs)) or _rays_own(run_dir / "logs"):
         return sentence
     if isinstance(raised, RecipeError):  # the controller's own decision
         return str(raised)
+    if _NO_START in str(raised):
+        logs_of_ray = ", ".join(str(run_dir / "logs" / f"{part}.log") for part in ("raylet", "gcs"))
+        return f"Ray itself did not start: one of its processes ended, or this machine is busy; its log: {logs_of_ray}"
+    logs = {pid: run_dir / "logs" / f"{name}.log" for pid, name in workers(session_logs).items()}
     if "in its creation task" in str(raised):
-        return _last_error(str(raised))
+        return _not_started(str(raised), logs)
     if isinstance(raised, OutOfMemoryError):
         return _out_of_memory(str(raised))
-    logs = {pid: run_dir / "logs" / f"{name}.log" for pid, name in workers(session_logs).items()}
     if sentence := _gone(processes, logs):
         return sentence
     if isinstance(raised, ActorDiedError):
-        return _of_actor(str(raised))
+        return _of_actor(str(raised), logs)
     return _raised(raised, origin, processes, logs)
 
 
@@ -173,6 +228,14 @@ def _unwrapped(error: BaseException) -> tuple[BaseException, tuple[str, int] | N
     return error, (processes[-1][0], int(processes[-1][1])) if processes else None
 
 
+def _not_started(text: str, logs: dict[int, Path]) -> str:
+    """Say why an actor could not start; vLLM does not say it of its own process."""
+    if _NO_ENGINE not in text:
+        return _last_error(text)
+    of_engines = ", ".join(sorted(str(log) for log in logs.values() if log.name.startswith("engine")))
+    return "the engine died while it started, or failed to" + (f"; its log: {of_engines}" if of_engines else "")
+
+
 def _last_error(text: str) -> str:
     """Return the error under a printed traceback."""
     starts = [found.start() for found in re.finditer(r"^[\w.]*(Error|Exception)\b", text, re.MULTILINE)]
@@ -185,30 +248,41 @@ def _out_of_memory(text: str) -> str:
     ended = re.findall(r"task name=(\w+)[^\]]*?pid=(\d+), actual memory used=([\d.]+)GB", text)
     if not memory or not ended:
         return f"OutOfMemoryError: {text}"
-    named = " and ".join(f"the {ROLES.get(name, name)} (pid {pid}, {used} GB)" for name, pid, used in ended)
+    named = " and ".join(f"the {_PARTS.get(name, name)} (pid {pid}, {used} GB)" for name, pid, used in ended)
     return (
         f"the machine's memory was full ({memory[1]} of {memory[2]} GB), and Ray ended {named}; lower "
         "train.micro_batch_size, rollout.micro_batch_size or vllm.num_engines, or end what else runs there"
     )
 
 
-def _of_actor(text: str) -> str:
-    """Shorten Ray's page on an actor that died where its process cannot be seen, on another node of a cluster."""
+def _of_actor(text: str, logs: dict[int, Path]) -> str:
+    """Shorten Ray's page on an actor whose process was not seen: it was on another node, or lived for a moment."""
     facts = {key: found[1] for key in ("class_name", "pid", "ip") if (found := re.search(rf"{key}: (\S+)", text))}
-    role = ROLES.get(facts.get("class_name", ""), facts.get("class_name", "an actor"))
+    role = _PARTS.get(facts.get("class_name", ""), facts.get("class_name", "an actor"))
     detail = text[at:] if (at := text.find("The actor is dead")) >= 0 else text
-    return f"the {role} died (pid {facts.get('pid')} on {facts.get('ip')}): {detail}"
+    log = logs.get(int(facts.get("pid", 0)))
+    where = f"; its log: {log}" if log else "; it had no log yet"
+    return f"the {role} died (pid {facts.get('pid')} on {facts.get('ip')}): {detail.rstrip()}{where}"
 
 
-def _rays_own_dead(logs: Path) -> str | None:
-    """Say which of the Ray processes that the driver started died: their exit codes are known."""
+def _dead_of_ray() -> tuple[str, Any] | None:
+    """Return name and process of a part of Ray that the driver started and that has died; the GCS before others."""
     node = ray._private.worker._global_node
-    started: dict[str, Any] = node.all_processes if node is not None else {}
-    for name, processes in started.items():
-        for each in processes:
-            code = each.process.poll()
-            if name in ("raylet", "gcs_server") and code is not None:
-                how = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-                log = logs / f"{name.split('_')[0]}.log"
-                return f"Ray itself died ({name}, pid {each.process.pid}) {how}; its log: {log}"
-    return None
+    started: dict[str, Any] = dict(node.all_processes) if node is not None else {}
+    dead = [
+        (name, each.process)
+        for name in ("gcs_server", "raylet")
+        for each in started.get(name, ())
+        if each.process.poll() is not None
+    ]
+    return dead[0] if dead else None
+
+
+def _rays_own(logs: Path) -> str | None:
+    """Say which part of Ray died: its exit code is known."""
+    if (dead := _dead_of_ray()) is None:
+        return None
+    name, process = dead
+    code = process.returncode
+    how = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    return f"Ray itself died ({name}, pid {process.pid}) {how}; its log: {logs / name.split('_')[0]}.log"

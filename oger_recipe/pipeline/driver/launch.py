@@ -5,7 +5,7 @@ import contextlib
 import os
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import ray
 from oger_recipe.base.cpu import is_without_cuda
 from oger_recipe.base.errors import RecipeError, RunDied, RunStopped
 from oger_recipe.base.machine import cluster_address
+from oger_recipe.pipeline.driver import nodes
 from oger_recipe.pipeline.driver.deaths import Processes, why
+from oger_recipe.pipeline.driver.stalls import StallWatch
 from oger_recipe.pipeline.driver.start_ray import cleared_up, run_environment, start_ray
 from oger_recipe.run_folder import worker_logs
 
@@ -27,35 +29,52 @@ def launch(
     logical_gpus: int,
     verbose: bool,
     environment: dict[str, str],
-    lock: int,
+    held: Sequence[int],
+    stall_minutes: float | None = None,
 ) -> None:
     """Train with OpenRLHF's ``flags``; return when the model is saved. Worker logs end up in ``run_dir/logs``.
 
-    ``environment`` is set in every process of the run. ``lock`` is the descriptor of the run folder's lock, which is
-    held until nothing of the run is left.
+    ``environment`` is set in every process of the run. ``held``: descriptors, as of the run folder's lock, that
+    stay open until nothing of the run is left.
     Raises:
-        RunDied: something of the run died or failed; the message is a sentence for the user.
+        RunDied: something of the run died, failed or stood still (``stall_minutes``: the setting); the message is a
+            sentence for the user.
         RunStopped: it was asked to end after its step.
     """
     environment = environment | run_environment(cpu) | {"OGER_RUN_DIR": str(run_dir)}
     logs, joins = run_dir / "logs", cluster_address() is not None
-    cleared = contextlib.nullcontext() if joins else cleared_up(logs, lock)
-    with _driver_output(logs / "driver.log", verbose), cleared as folder, Processes(os.getpid()) as processes:
-        context = start_ray(environment, cpu, logical_gpus, verbose, folder)
-        session_logs = Path(context.address_info["session_dir"]) / "logs"
+    cleared = contextlib.nullcontext() if joins else cleared_up(logs, held)
+    with (
+        _driver_output(logs / "driver.log", verbose),
+        cleared as folder,
+        Processes(os.getpid()) as processes,
+        StallWatch(run_dir, stall_minutes, processes, joins=joins),
+    ):
+        session_logs = logs  # until Ray has some
         try:
-            _run_openrlhf(flags)
+            with processes.needing_ray():
+                context = start_ray(environment, cpu, logical_gpus, verbose, folder)
+                session_logs = Path(context.address_info["session_dir"]) / "logs"
+                _run_openrlhf(flags)
         except RunStopped:
             raise
         except Exception as error:
             if isinstance(error, RecipeError) and not isinstance(error, ray.exceptions.RayTaskError):
                 raise  # of this process; the controller's is under pages of Ray
+            if (job := _job(joins)) and (sentence := nodes.lost(job)):
+                raise RunDied(sentence) from error
             raise RunDied(why(error, processes, session_logs, run_dir)) from error
         finally:
-            job = ray.get_runtime_context().get_job_id()
+            job = _job(joins)
             ray.shutdown()
-            if joins:
+            if job is not None:
                 worker_logs.keep(session_logs, logs, job)
+
+
+def _job(joins: bool) -> str | None:
+    """Return the id of the job in the cluster that the run has joined; None where it has not. Without a connection,
+    Ray's own answer would be to start a Ray, or to join once more."""
+    return ray.get_runtime_context().get_job_id() if joins and ray.is_initialized() else None
 
 
 def _run_openrlhf(flags: list[str]) -> None:

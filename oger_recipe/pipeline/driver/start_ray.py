@@ -5,6 +5,7 @@ process of its own, as Ray ends the one in which it cannot join.
 """
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import ray_folder
 
 _CLEAR_UP_S = 30  # what the watcher may take
+_LOOPBACK = "127.0.0.1"
+_PREFIX, _HELD = "oger-", ".held"  # of a run's folder; the file in it whose lock a live run or its watcher holds
 
 
 def run_environment(cpu: bool) -> dict[str, str]:
@@ -35,15 +38,38 @@ def run_environment(cpu: bool) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def cleared_up(logs: Path | None = None, lock: int | None = None) -> Iterator[Path]:
+def cleared_up(logs: Path | None = None, held: Sequence[int] = ()) -> Iterator[Path]:
     """Yield a folder for what the run's processes keep for the while; afterwards it is gone, and all of them with it.
 
-    Also when this process is killed: see watcher.py. Workers' logs end up in ``logs``; ``lock`` is held until then.
+    Also when this process is killed: see watcher.py. Workers' logs end up in ``logs``; the descriptors ``held`` stay
+    open until then.
     """
     parent = ray_folder()
     parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="oger-", dir=parent))
+    _clear_up_after_killed(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     ended, alive = os.pipe()
+    with (folder / "mark").open("w") as mark:
+        with contextlib.suppress(OSError):  # some file systems have none: what a kill leaves there stays
+            fcntl.flock(mark, fcntl.LOCK_EX)
+        mark.write(str(logs or ""))
+        mark.flush()
+        (folder / "mark").rename(folder / _HELD)  # another start, which looks for it, must not lock it first
+        watcher = _watcher(folder, logs, ended, (*held, mark.fileno()))
+        os.close(ended)
+        before = os.environ.get("TMPDIR")
+        os.environ["TMPDIR"] = str(folder)  # vLLM's sockets, by every worker's environment
+        try:
+            yield folder
+        finally:
+            os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
+            os.close(alive)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                watcher.wait(_CLEAR_UP_S)
+
+
+def _watcher(folder: Path, logs: Path | None, ended: int, held: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start the process that clears up once ``ended`` is at its end; until it has, it holds the descriptors."""
     command = [
         sys.executable,
         "-m",
@@ -52,18 +78,16 @@ def cleared_up(logs: Path | None = None, lock: int | None = None) -> Iterator[Pa
         *([str(logs)] if logs else []),
     ]
     # In a session of its own: Ctrl-C in the terminal does not reach it.
-    held = () if lock is None else (lock,)
-    watcher = subprocess.Popen(command, stdin=ended, pass_fds=held, start_new_session=True, stdout=subprocess.DEVNULL)
-    os.close(ended)
-    before = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = str(folder)  # vLLM's sockets, by every worker's environment
-    try:
-        yield folder
-    finally:
-        os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
-        os.close(alive)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            watcher.wait(_CLEAR_UP_S)
+    return subprocess.Popen(command, stdin=ended, pass_fds=held, start_new_session=True, stdout=subprocess.DEVNULL)
+
+
+def _clear_up_after_killed(parent: Path) -> None:
+    """Clear up after runs of this user whose watchers were killed too, as when a container is stopped."""
+    for mark in parent.glob(f"{_PREFIX}*/{_HELD}"):
+        with contextlib.suppress(OSError), mark.open("r+") as file:  # a live run holds it, or it is another user's
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            logs = file.read()
+            _watcher(mark.parent, Path(logs) if logs else None, subprocess.DEVNULL, (file.fileno(),))
 
 
 def start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:
@@ -71,6 +95,10 @@ def start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose
     on_term = signal.getsignal(signal.SIGTERM)
     try:
         return _started(environment, cpu, logical_gpus, verbose, folder)
+    except SystemExit:  # SIGTERM reached Ray's handler, which ends the process without a word
+        signal.signal(signal.SIGTERM, on_term)
+        signal.raise_signal(signal.SIGTERM)
+        raise
     finally:
         signal.signal(signal.SIGTERM, on_term)  # Ray has put its own
 
@@ -78,29 +106,35 @@ def start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose
 def _started(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:
     shared: dict[str, Any] = {"log_to_driver": verbose, "logging_level": "warning"}
     if folder is None:
-        context = ray.init(runtime_env={"env_vars": environment}, **shared)
+        context = ray.init(runtime_env={"env_vars": environment} | _shipped(), **shared)
         _check_cluster(logical_gpus)
         return context
     # What a worker has started ends with it. A killed rollout actor left its engine alive, and where that was waited
     # for (a broadcast of weights) the run hung.
     os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
-    shared["_temp_dir"] = str(folder)
-    if not cpu:
-        return ray.init(runtime_env={"env_vars": environment}, **shared)
-    os.environ.update(environment)  # Ray hands it to the workers that it starts, those in advance too
+    shared |= {"_temp_dir": str(folder), "_node_ip_address": _LOOPBACK}
     # Ray's switch for machines outside any cluster: what it starts then listens on loopback only. The constant was
     # read from the variable when ray was imported; the processes that Ray starts read the variable.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
+    if not cpu:  # vLLM and gloo would take the machine's own address; CPU_ENVIRONMENT has them
+        own = {"VLLM_HOST_IP": _LOOPBACK, "GLOO_SOCKET_IFNAME": "lo"}
+        return ray.init(runtime_env={"env_vars": environment | own}, **shared)
+    os.environ.update(environment)  # Ray hands it to the workers that it starts, those in advance too
     # Logical resources: Ray only counts them, and OpenRLHF asks for GPUs by number.
     return ray.init(
         num_cpus=logical_gpus + 2,
         num_gpus=logical_gpus,
         include_dashboard=False,
         object_store_memory=512 * 1024**2,
-        _node_ip_address="127.0.0.1",
         **shared,
     )
+
+
+def _shipped() -> dict[str, Any]:
+    """Return the part of a runtime environment that has Ray copy a folder to nodes that do not see it."""
+    folder, excludes = os.environ.get("OGER_WORKING_DIR"), os.environ.get("OGER_EXCLUDES", "")
+    return {"working_dir": folder, "excludes": excludes.split(",") if excludes else []} if folder else {}
 
 
 def _check_cluster(gpus: int) -> None:

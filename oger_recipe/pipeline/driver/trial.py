@@ -18,7 +18,7 @@ from openrlhf.trainer.ray.utils import get_physical_gpu_id
 from torch.multiprocessing.reductions import reduce_tensor
 from vllm import SamplingParams
 
-from oger_recipe.algorithm.health import Agreement
+from oger_recipe.algorithm.engine_agreement import Agreement
 
 PROMPTS = ("Using the numbers [3, 5, 12], make 96.", "12*(3+5)=96", "Answer:")
 MAX_LEN = 64

@@ -39,7 +39,8 @@ class ActorEncoder(Encoder):
         return self._read
 
     def _lengths(self, texts: list[str]) -> list[int]:
-        lengths: list[int] = ray.get(self._actor.lengths.remote(texts))
+        # Counting kills no process: if it has died, Ray asks the next one, however often, until one has started.
+        lengths: list[int] = ray.get(self._actor.lengths.options(max_task_retries=-1).remote(texts))
         return lengths
 
     def _embed(self, texts: list[str]) -> tuple[torch.Tensor, dict[int, str]]:

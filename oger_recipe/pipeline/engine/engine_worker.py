@@ -1,13 +1,18 @@
 """OpenRLHF's extension of vLLM's worker. Lives in vLLM's own processes, which Ray does not start."""
 
+import threading
 from typing import Any
 
 import torch
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
+from tqdm import tqdm
 
 from oger_recipe.patches import apply_engine_patches
 
 apply_engine_patches()
+# tqdm's own lock is for several processes: its semaphore stays in shared memory when the engine is killed, as at the
+# end of every run.
+tqdm.set_lock(threading.RLock())
 
 
 class OgerWorkerWrap(WorkerWrap):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from typing import Any
 
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
+from oger_recipe.base.ranges import reward_fault
 from oger_recipe.grading.samples import answer_of, failed, grade_samples
 from oger_recipe.grading.verdict import Graded, Verdict
 from oger_recipe.rewards.reward_func import reward_func as own_reward_func
@@ -76,8 +76,8 @@ def _with_variables(urls: Any) -> Any:
 def _checked(response: dict[str, Any], prompt: str, graded: Graded | None) -> dict[str, Any]:
     """Add the verdict to a response; where another server or function graded it, one made of its numbers.
 
-    What is no finite number is a failed grade: it would end in advantages, and then in parameters, that are not
-    finite. Every rollout has the same extra logs.
+    What cannot be a reward is a failed grade: it would end in advantages, and then in losses, that are not finite.
+    Every rollout has the same extra logs.
     """
     logs = {"reward_error": 0.0} | response["extra_logs"]
     try:
@@ -104,12 +104,12 @@ def _of_numbers(reward: float, score: float, logs: dict[str, Any]) -> Graded:
 
 
 def _number(value: Any) -> float:
-    """Read a finite number, or a list, an array or a tensor of one. Raises ValueError and TypeError for others."""
+    """Read a reward, or a list, an array or a tensor of one. Raises ValueError and TypeError for others."""
     if isinstance(value, list | tuple):
         (value,) = value
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{number} is not a finite number")
+    if fault := reward_fault(number):
+        raise ValueError(f"{number:g} is {fault}")
     return number
 
 

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from oger_recipe.pipeline.engine.executor import OgerExecutor
 from oger_recipe.pipeline.step_sampling import SteppedResponse
 
 ENGINE_PROCESS = "oger_recipe.pipeline.engine.engine_process"
+_LOOK_S = 1.0  # how often a waiting call looks whether the engine still lives
 
 
 class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
@@ -36,6 +38,7 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
         kwargs.update(logprobs_mode="processed_logprobs", max_logprobs=1, trust_remote_code=may_run())
         with _main_module(ENGINE_PROCESS) if cpu else contextlib.nullcontext():
             await super().__init__(*args, **kwargs)
+        self.llm.collective_rpc = functools.partial(_while_it_lives, self.llm, self.llm.collective_rpc)
         self.executor = OgerExecutor(kwargs.get("remote_rm_url"))
 
     async def engine_facts(self) -> dict[str, Any]:
@@ -50,14 +53,16 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
         sampling_params,
         *,
         num_samples=1,
+        place=0,
         prefixes=None,
         steps: StepSampling | None = None,
         **kwargs,
     ):
-        """Sample and grade ``num_samples`` responses. A seed in ``sampling_params`` is the run's: each gets its own.
+        """Sample and grade ``num_samples`` responses.
 
-        ``prefixes``: tokens that each response begins with, one list a sample; they are a teacher's. ``steps``: how
-        steps of reasoning enter the sampling, None where they do not.
+        A seed in ``sampling_params`` is the prompt's: each response gets its own. ``place``: the prompt's among those
+        of a batch; every response says it. ``prefixes``: tokens that each response begins with, one list a sample;
+        they are a teacher's. ``steps``: how steps of reasoning enter the sampling, None where they do not.
         """
         sampling_params.logprobs = 0  # of the sampled token alone
         sampling_params.flat_logprobs = True  # without an object a token
@@ -70,7 +75,7 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
                 params.seed = stable_seed(params.seed, json.loads(label)["uid"], number)
             prefix = None if prefixes is None else prefixes[number]
             samples.append(self._sample(prompt, label, params, prefix, steps, **kwargs))
-        return await asyncio.gather(*samples)
+        return [response | {"place": place} for response in await asyncio.gather(*samples)]
 
     async def _sample(self, prompt, label, params, prefix, steps, **kwargs) -> dict[str, Any]:
         """Sample a response that begins with the prefix, and grade it whole; a whole trajectory is graded only."""
@@ -86,6 +91,21 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
         if prefix is not None:
             response["extra_logs"] = dict(response["extra_logs"]) | {"off_policy_tokens": float(len(prefix))}
         return response
+
+
+async def _while_it_lives(llm: Any, ask: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+    """Ask the engine's process. Once it has died, vLLM fails requests for tokens, and lets other answers be waited
+    for without end: whoever sends weights would.
+
+    Raises:
+        EngineDeadError: it died before it answered.
+    """
+    answer = asyncio.ensure_future(ask(*args, **kwargs))
+    while not (await asyncio.wait({answer}, timeout=_LOOK_S))[0]:
+        if llm.errored:
+            answer.cancel()
+            raise llm.dead_error
+    return answer.result()
 
 
 @contextlib.contextmanager

@@ -3,8 +3,8 @@
 Whoever imports a module of this package gets its process prepared first.
 """
 
-from oger_recipe.patches import apply_training_patches
+from oger_recipe.patches import apply_model_patches
 from oger_recipe.pipeline import give_way_to_engine
 
 give_way_to_engine()
-apply_training_patches()
+apply_model_patches()

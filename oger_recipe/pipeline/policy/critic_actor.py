@@ -10,7 +10,7 @@ from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.step_tensors import first_tokens
 from oger_recipe.algorithm.value import clipped_huber_loss, clipped_tokens, explained_variance, value_sums
 from oger_recipe.pipeline import undecorated
-from oger_recipe.pipeline.policy.updates import UpdateHealth, accumulate_until_last, sum_together
+from oger_recipe.pipeline.policy.updates import UpdateHealth, accumulate_until_last, seed_from_step, sum_together
 from oger_recipe.pipeline.policy.value_head import value_heads
 from oger_recipe.run_folder.checkpoints import place
 from oger_recipe.settings.critic import CriticSettings
@@ -99,11 +99,13 @@ class OgerCriticModelActor(undecorated(ppo_critic.CriticModelActor)):  # type: i
 
     def init_model_from_pretrained(self, strategy, *args, **kwargs):
         with value_heads(CriticSettings.of(strategy.args.oger)):
-            return super().init_model_from_pretrained(strategy, *args, **kwargs)
+            super().init_model_from_pretrained(strategy, *args, **kwargs)
+        self.health = UpdateHealth(self.strategy, self.critic)
 
     def fit(self) -> dict[str, float]:
-        health = UpdateHealth(self.strategy, self.critic)
-        return super().fit() | {f"critic_{name}": value for name, value in health.since().items()}
+        seed_from_step(self.strategy, self.critic)
+        self.health.begin()
+        return super().fit() | {f"critic_{name}": value for name, value in self.health.since().items()}
 
     def save_checkpoint(self, tag, *args, **kwargs) -> None:
         with place(self.strategy.args.ckpt, tag) as name:

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 
 from oger_recipe.algorithm.batches import step_log_probs, unit_mask
-from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES, hybrid_policy_loss
+from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES, TOKEN_WEIGHTS, hybrid_policy_loss
 from oger_recipe.settings.loss import LossSettings
 
 
@@ -27,22 +27,27 @@ class Totals:
 class Given:
     """What the loss has to know of a micro-batch beside what OpenRLHF hands it.
 
-    off_policy_mask [B, A] marks teacher tokens; step_index [B, A] is the experience's, where ratios are of steps of
-    reasoning. Totals are of the optimizer step: of teacher tokens, and of what the loss counts (units), by rollouts
-    and in all.
+    off_policy_mask [B, A] marks teacher tokens. step_index, engine_weights and teacher_log_probs [B, A] are the
+    experience's, None where a run does not use them. Totals are of the optimizer step: of teacher tokens, and of what
+    the loss counts (units), by rollouts and in all. sft_loss_coef is the step's; None: it is the same at all steps.
     """
 
     off_policy_mask: torch.Tensor
     step_index: torch.Tensor | None = None
+    engine_weights: torch.Tensor | None = None
+    teacher_log_probs: torch.Tensor | None = None
     of_teachers: Totals = Totals()
     of_rollouts: Totals = Totals()
     of_units: Totals = Totals()
+    sft_loss_coef: torch.Tensor | None = None
 
 
 class HybridPolicyLoss(torch.nn.Module):
-    """hybrid_policy_loss behind OpenRLHF's PolicyLoss; the trainer says what is ``given`` first."""
+    """hybrid_policy_loss behind OpenRLHF's PolicyLoss; the trainer says what is ``given`` first, and, where the loss
+    reads it, the ``entropy`` [B, A or more] of the tokens as the forward pass found it."""
 
     given: Given
+    entropy: torch.Tensor | None = None
 
     def __init__(self, args: Any) -> None:
         super().__init__()
@@ -50,6 +55,8 @@ class HybridPolicyLoss(torch.nn.Module):
         clip_low, clip_high = args.actor.eps_clip_low_high
         how, aggregation = TEACHER_LOSSES[settings.off_policy_loss], AGGREGATIONS[settings.loss_aggregation]
         self.by_step = settings.ratio_level == "step"
+        self.reads_entropy = how.supervised and TOKEN_WEIGHTS[settings.sft_token_weight].reads_entropy
+        self._sft_loss_coef, self._is_mixture = settings.sft_loss_coef, settings.sft_loss_mixture
         self._counts_rollout_tokens = how.apart
         self._counts_rollout_rows = how.apart and aggregation.rows_with_tokens
         self._loss = partial(
@@ -62,7 +69,7 @@ class HybridPolicyLoss(torch.nn.Module):
             use_clip=not settings.loss_remove_clip,
             aggregation=settings.loss_aggregation,
             teacher_loss=settings.off_policy_loss,
-            sft_loss_coef=settings.sft_loss_coef,
+            sft_token_weight=settings.sft_token_weight if how.supervised else "none",
             off_policy_max_clip=settings.off_policy_max_clip,
             off_policy_min_clip=settings.off_policy_min_clip,
             all_max_clip=settings.all_max_clip,
@@ -84,21 +91,23 @@ class HybridPolicyLoss(torch.nn.Module):
         batch_num_tokens,
         global_batch_size,
     ):
-        """Return OpenRLHF's five values: loss, clip ratio, policy KL, and None twice (no engine correction).
+        """Return OpenRLHF's five values: loss, clip ratio, policy KL, and None for both metrics of the engine, which
+        the controller measures.
 
         Tensors of tokens are [B, A]. ``batch_num_tokens`` and ``global_batch_size`` are the totals of the optimizer
         step, divided by the number of micro-batches where DeepSpeed scales every loss by that (not with dynamic
         batches); ``dp_size`` undoes the averaging over ranks.
-        ``rollout_log_probs`` is None, or the teachers' own log-probabilities.
+        ``rollout_log_probs`` is None: what the engine says is in the weights that are ``given``.
         """
         given, teacher_probs = self.given, None
-        if rollout_log_probs is not None:
-            teacher_probs = torch.where(rollout_log_probs <= 0, rollout_log_probs.exp(), torch.nan)
+        if given.teacher_log_probs is not None:
+            teacher_probs = given.teacher_log_probs.exp()  # nan: unknown
         units, num_units = action_mask, batch_num_tokens
         if self.by_step:
             where = (action_mask, given.off_policy_mask, given.step_index)
             log_probs, old_log_probs = (step_log_probs(each, *where) for each in (log_probs, old_log_probs))
             units, num_units = unit_mask(*where), given.of_units.tokens
+        mu = self._sft_loss_coef if given.sft_loss_coef is None else given.sft_loss_coef
         loss, self.metrics = self._loss(
             log_probs,
             old_log_probs,
@@ -108,6 +117,10 @@ class HybridPolicyLoss(torch.nn.Module):
             num_rows=given.of_rollouts.rows if self._counts_rollout_rows else global_batch_size,
             num_tokens=given.of_rollouts.tokens if self._counts_rollout_tokens else num_units,
             teacher_probs=teacher_probs,
+            rollout_weights=given.engine_weights,
             num_teacher_tokens=given.of_teachers.tokens,
+            sft_loss_coef=mu,
+            rollout_loss_coef=1 - mu if self._is_mixture else 1.0,
+            entropy=self.entropy[:, -action_mask.shape[1] :] if self.entropy is not None else None,
         )
         return loss * dp_size, self.metrics["clip_fraction"], self.metrics["ppo_kl"], None, None

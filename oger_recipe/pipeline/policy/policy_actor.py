@@ -7,9 +7,10 @@ from ray.util.placement_group import PlacementGroup
 
 from oger_recipe.algorithm.token_stats import response_entropy
 from oger_recipe.pipeline import undecorated
+from oger_recipe.pipeline.policy.adapters import ALL_LINEAR, save_merged
 from oger_recipe.pipeline.policy.chunked_actor import ChunkedActor
 from oger_recipe.pipeline.policy.policy_trainer import OgerActorPPOTrainer
-from oger_recipe.pipeline.policy.updates import UpdateHealth
+from oger_recipe.pipeline.policy.updates import UpdateHealth, seed_from_step
 from oger_recipe.run_folder.checkpoints import place
 from oger_recipe.settings.credit import BonusSettings
 from oger_recipe.settings.loss import LossSettings
@@ -29,11 +30,21 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
         self.bonus = BonusSettings.of(strategy.args.oger)
         if LossSettings.of(strategy.args.oger).chunked_token_stats:
             ppo_actor.Actor = ChunkedActor  # upstream builds its model by this name
-        return super().init_model_from_pretrained(strategy, *args, **kwargs)
+        lora = strategy.args.ds.lora
+        if lora.target_modules == [ALL_LINEAR]:  # as the command line gives it; PEFT knows the word alone
+            lora.target_modules = ALL_LINEAR
+        super().init_model_from_pretrained(strategy, *args, **kwargs)
+        self.health = UpdateHealth(self.strategy, self.actor.model)
+        if lora.rank:  # upstream would write the adapter alone
+            self.strategy.save_model = self._save_merged
+
+    def _save_merged(self, actor, tokenizer, folder: str) -> None:
+        save_merged(actor.model.module, tokenizer, folder, writes=self.strategy.is_rank_0())
 
     def fit(self, kl_ctl: float = 0) -> dict[str, float]:
-        health = UpdateHealth(self.strategy, self.actor.model)
-        return super().fit(kl_ctl) | health.since()
+        seed_from_step(self.strategy, self.actor.model)
+        self.health.begin()
+        return super().fit(kl_ctl) | self.health.since()
 
     def save_checkpoint(self, tag, *args, **kwargs) -> None:
         with place(self.strategy.args.ckpt, tag) as name:

@@ -9,9 +9,11 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.utils.loss_utils import get_loss_batch_info
+from peft import PeftModel
 
 from oger_recipe.algorithm.batches import LengthSortedBatches, unit_mask
 from oger_recipe.pipeline.experiences import compute_approx_kl, teachers_tokens
+from oger_recipe.pipeline.policy.adapters import send_merged
 from oger_recipe.pipeline.policy.kl_stop import KlStop, UntilReached
 from oger_recipe.pipeline.policy.loss import Given, HybridPolicyLoss, Totals
 from oger_recipe.pipeline.policy.updates import accumulate_until_last, read_together, sum_together
@@ -29,6 +31,8 @@ OFF_POLICY_METRICS = (
 )  # fmt: skip
 ON_POLICY_METRICS = ("on_policy_loss", "on_policy_prob", "on_policy_ratio", "clip_fraction", "ppo_kl", "approx_kl")
 _OF_KINDS = "of_kinds"  # the totals of _kinds, on their way beside OpenRLHF's
+# In place of 0 where oger.taught_group leaves out all rows of a micro-batch or a step: upstream divides by it.
+_FEWEST_TOKENS = 1e-6
 _MERGED = "merged_token_share"  # of tokens that the first of their step stands for, in means over steps
 
 
@@ -47,12 +51,28 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         sum_together(self.strategy)
         self.actor_loss_fn = HybridPolicyLoss(self.args)
         self._of_dynamic_step: dict[str, Totals] = {}  # _totals_of_dynamic_step's, from the first micro-batch on
+        if self.actor_loss_fn.reads_entropy:
+            if self.args.actor.entropy_coef is None:
+                self.args.actor.entropy_coef = 0.0  # upstream's forward pass computes entropies then
+            self.actor.register_forward_hook(self._keep_entropy)
         self.kl_stop = KlStop(LossSettings.of(self.args.oger).kl_stop, self.strategy)
+
+    def _keep_entropy(self, actor: torch.nn.Module, inputs: tuple, output: tuple | torch.Tensor) -> None:
+        if isinstance(output, tuple):
+            self.actor_loss_fn.entropy = output[1].entropy.detach()
 
     def _init_vllm_sync_group(self, backend: str) -> None:
         """Wait for the engines first: upstream's waits for one that could not start until the time limit."""
         ray.get([engine.__ray_ready__.remote() for engine in self.vllm_engines])
         super()._init_vllm_sync_group(backend)
+
+    def broadcast_to_vllm(self) -> None:
+        """Send the policy's weights, with its adapter merged into them if it has one."""
+        send = super().broadcast_to_vllm
+        if isinstance(self.actor.model.module, PeftModel):
+            send_merged(send, self)
+        else:
+            send()
 
     def _units(self, experience: Experience) -> torch.Tensor:
         """Mark the tokens that the loss counts (bool [B, A]): all of a response, or the first of each step."""
@@ -80,15 +100,25 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
             accumulate_until_last(self.actor.model, self.replay_buffer, step)
         else:
             of_kinds = loss_batch_info.pop(_OF_KINDS)
+        loss_batch_info["batch_num_tokens"] = loss_batch_info["batch_num_tokens"].clamp(min=_FEWEST_TOKENS)
         mask = teachers_tokens(experience)
-        self.actor_loss_fn.given = Given(mask, experience.step_index, **of_kinds)
+        of_rows = experience.info.get("sft_loss_coef")  # one number, of the step
+        self.actor_loss_fn.given = Given(
+            mask,
+            experience.step_index,
+            experience.engine_weights,
+            experience.teacher_log_probs,
+            sft_loss_coef=None if of_rows is None else of_rows[0],
+            **of_kinds,
+        )
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         if self.kl_stop.limit is not None:
             metrics = self.actor_loss_fn.metrics
             self.kl_stop.trained(metrics["approx_kl"], metrics["rollout_tokens"], ends_step=self._ends_step(step))
         self._add_loss_metrics(status, experience)
         self._even_out(status, loss_batch_info)
-        return status | {"metrics": read_together(status["metrics"])}
+        counted = max(status["num_action_tokens"], _FEWEST_TOKENS)
+        return status | {"metrics": read_together(status["metrics"]), "num_action_tokens": counted}
 
     def _ends_step(self, micro_batch: int) -> bool:
         if self.args.train.dynamic_batch_enable:

@@ -2,7 +2,8 @@
 
 ``python -m oger_recipe.pipeline.policy.trial RANK RANKS PORT FOLDER`` reads FOLDER/cases.json, trains the policy in
 FOLDER/policy for two optimizer steps in each case and writes, on rank 0, FOLDER/results.pt: for each case the change
-of every parameter, the gradient norms, the last reported figures and the most memory that CUDA's tensors took.
+of every parameter, the gradient norms, the last reported figures, the most memory that CUDA's tensors took, and of a
+policy with adapters the plain model's parameters.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.pipeline.policy import critic_actor, policy_actor
+from oger_recipe.pipeline.policy import adapters, critic_actor, policy_actor
 
 # isort: split
+import deepspeed
 import torch
 from deepspeed.utils import safe_get_full_fp32_param
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils import get_strategy
 from openrlhf.utils.config import hierarchize
+from peft import PeftModel
 
 PROMPT, LONGEST = 3, 20
 LENGTHS = [[3, 18, 5, 20, 4, 11, 7, 16], [20, 2, 9, 6, 17, 3, 12, 8]]  # of the responses of the two steps
@@ -71,7 +75,8 @@ def rows_of_step(step: int, times: int = 1) -> list[Experience]:
 
 
 def _masters(module: torch.nn.Module, actor: Any, role: str) -> dict[str, torch.Tensor]:
-    """Return the float32 copy of every parameter, whole on every rank, in main memory."""
+    """Return the float32 copy of every trained parameter, whole on every rank, in main memory."""
+    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     optimizer = getattr(actor, f"{role}_optim")
     if hasattr(optimizer, "fp32_groups"):  # without ZeRO: a list of copies beside a list of parameters
         of = {
@@ -79,22 +84,37 @@ def _masters(module: torch.nn.Module, actor: Any, role: str) -> dict[str, torch.
             for lows, highs in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
             for low, high in zip(lows, highs, strict=True)
         }
-        return {name: of[id(parameter)].detach().cpu().clone() for name, parameter in module.named_parameters()}
-    return {name: safe_get_full_fp32_param(parameter).cpu().clone() for name, parameter in module.named_parameters()}
+        return {name: of[id(parameter)].detach().cpu().clone() for name, parameter in trained}
+    return {name: safe_get_full_fp32_param(parameter).cpu().clone() for name, parameter in trained}
 
 
-def _train(case: dict[str, Any], rank: int, ranks: int, port: int, folder: Path) -> dict[str, Any]:
-    """Train by ``case``: settings by flag, role, and how much longer rows are than LENGTHS (times)."""
+def _whole(parameter: torch.nn.Parameter) -> torch.Tensor:
+    with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+        return parameter.detach().float().cpu().clone()
+
+
+def trained_actor(case: dict[str, Any], rank: int, ranks: int, port: int, folder: Path) -> tuple[Any, torch.nn.Module]:
+    """Make the actor of ``case`` (settings by flag, role), and the model that it trains."""
     policy = str(folder / "policy")
     places = {f"{role}.model_name_or_path": policy for role in ("actor", "critic")} | {"ckpt.path": str(folder / "no")}
     args = hierarchize(Namespace(**case["settings"] | places))
     args.actor.eps_clip_low_high = args.actor.eps_clip_low_high or (args.actor.eps_clip, args.actor.eps_clip)
-    role = case.get("role", "actor")
+    role = _role(case)
     kind = policy_actor.OgerPolicyModelActor if role == "actor" else critic_actor.OgerCriticModelActor
     actor = kind(ranks, rank, "127.0.0.1", port)
     torch.manual_seed(0)  # of the critic's new value head
     actor.init_model_from_pretrained(get_strategy(args), policy, max_steps=10)
-    module = actor.actor.model.module if role == "actor" else actor.critic.module
+    return actor, actor.actor.model.module if role == "actor" else actor.critic.module
+
+
+def _role(case: dict[str, Any]) -> str:
+    return str(case.get("role", "actor"))
+
+
+def _train(case: dict[str, Any], rank: int, ranks: int, port: int, folder: Path) -> dict[str, Any]:
+    """Train by ``case``, which also says how much longer rows are than LENGTHS (times)."""
+    actor, module = trained_actor(case, rank, ranks, port, folder)
+    role = _role(case)
     before = _masters(module, actor, role)
     norms = []
     for step in (0, 1):
@@ -105,7 +125,10 @@ def _train(case: dict[str, Any], rank: int, ranks: int, port: int, folder: Path)
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     after = _masters(module, actor, role)
     change = {name: after[name] - before[name] for name in before}
-    return {"change": change, "norms": norms, "status": {k: float(v) for k, v in status.items()}, "peak": peak}
+    plain = adapters.merged_parameters(module) if isinstance(module, PeftModel) else ()
+    merged = {name: _whole(parameter) for name, parameter in plain}
+    status = {name: float(value) for name, value in status.items()}
+    return {"change": change, "norms": norms, "status": status, "peak": peak, "merged": merged}
 
 
 def apart(found: dict[str, Any], expected: dict[str, Any]) -> tuple[float, float]:
@@ -119,11 +142,12 @@ def apart(found: dict[str, Any], expected: dict[str, Any]) -> tuple[float, float
     return 1 - cosine, max(abs(a - b) / b for a, b in pairs)
 
 
-def main() -> None:
+def main(train: Callable[..., dict[str, Any]] = _train) -> None:
+    """Train every case of FOLDER/cases.json, and write what ``train`` returns of each."""
     rank, ranks, port, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
     cases = json.loads((folder / "cases.json").read_text())
-    results = {case["name"]: _train(case, rank, ranks, port, folder) for case in cases}
+    results = {case["name"]: train(case, rank, ranks, port, folder) for case in cases}
     if rank == 0:
         torch.save(results, folder / "results.pt")
 

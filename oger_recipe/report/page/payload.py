@@ -23,7 +23,7 @@ MOST_NOTES = 1000
 # Metrics of a step that are facts to warn of, as the lines of the console do, and what they count.
 _WARNED_OF = {
     "rollout/reward_error": "rollouts were not graded",
-    "skipped_updates": "updates were skipped: a gradient was not finite",
+    "skipped_updates": "updates were skipped: a loss or a gradient was not finite",
 }
 
 
@@ -50,6 +50,7 @@ def of_run(run_dir: Path, name: str, runs: int = 1) -> Record:
         "evaluations": evaluations,
         "pass_at_k": _pass_at_k(run_dir, evaluations),
         "notes": _notes(state, steps),
+        "alarms": [asdict(each) for each in state.alarms],
     }
 
 

@@ -14,12 +14,16 @@ from oger_recipe.rewards.kinds.process import TaggedKeys
 from oger_recipe.rewards.kinds.rubric import RubricKeys
 from oger_recipe.rewards.kinds.similarity import SimilarityKeys
 from oger_recipe.rewards.kinds.step_judge import StepJudgeKeys
+from oger_recipe.rewards.kinds.uniqueness import UniquenessKeys
+from oger_recipe.rewards.kinds.unlikeliness import UnlikelinessKeys
 from oger_recipe.rewards.kinds.verifier import VerifierKeys
 from oger_recipe.rewards.spec import Keys
 
 KINDS: dict[str, type[Keys]] = {
     "verifier": VerifierKeys,
     "bonus": BonusKeys,
+    "uniqueness": UniquenessKeys,
+    "unlikeliness": UnlikelinessKeys,
     "similarity": SimilarityKeys,
     "judge": JudgeKeys,
     "pairwise": PairwiseKeys,

@@ -128,11 +128,15 @@ class ImplicitKeys(StepKeys):
 @dataclass(frozen=True)
 class Learnt:
     """The result of learning from responses: the reward of each before it was learnt from, [B], the mean loss, and the
-    mean norm of the gradients before they were clipped."""
+    mean norm of the gradients before they were clipped (nan without an update). updates: skipped ones included;
+    skipped_in_a_row: the longest series that reaches into this call."""
 
     rewards: Tensor
     loss: float
     grad_norm: float
+    updates: int
+    skipped: int
+    skipped_in_a_row: int
 
 
 class Learner:
@@ -141,21 +145,26 @@ class Learner:
     def __init__(self, keys: ImplicitKeys, place: InProcess) -> None:
         self._keys, self._place = keys, place
         self._optimizer: torch.optim.Optimizer | None = None
+        self._in_a_row = 0  # updates skipped; in no checkpoint, as the policy's (pipeline/policy/updates.py)
 
     def learn(
         self, prompts: Sequence[StepPrompt], reference: Sequence[Sequence[float]], outcomes: Sequence[float]
     ) -> Learnt:
         """Learn from responses, the reference's log-probabilities of their tokens, and outcomes (1: right, or 0).
 
-        Raises RecipeError for a gradient that is not finite.
+        Skips an update whose gradient is not finite.
         """
-        rewards, norms = torch.zeros(len(prompts)), []
+        rewards, norms, longest = torch.zeros(len(prompts)), [], 0
         size = self._keys.batch_size or len(prompts)
         for start in range(0, len(prompts), size):
             rows = range(start, min(start + size, len(prompts)))
             norms.append(self._update(prompts, reference, torch.tensor(outcomes), rows, rewards))
+            self._in_a_row = 0 if math.isfinite(norms[-1]) else self._in_a_row + 1
+            longest = max(longest, self._in_a_row)
         losses = outcome_losses(rewards, torch.tensor(outcomes))
-        return Learnt(rewards, losses.mean().item(), sum(norms) / len(norms))
+        made = [norm for norm in norms if math.isfinite(norm)]
+        mean = sum(made) / len(made) if made else math.nan
+        return Learnt(rewards, losses.mean().item(), mean, len(norms), len(norms) - len(made), longest)
 
     @torch.enable_grad()  # the controller works without gradients
     def _update(
@@ -166,7 +175,8 @@ class Learner:
         rows: range,
         rewards: Tensor,
     ) -> float:
-        """Take an optimizer step on these rows' mean loss; fill in their rewards [B], return the gradient norm."""
+        """Take an optimizer step on these rows' mean loss, unless the gradient's norm is not finite; fill in their
+        rewards [B], return the norm."""
         model, optimizer = self._model(), self._adamw()
         optimizer.zero_grad()
         for part in batches({row: prompts[row].tokens for row in rows}, self._keys.micro_batch_size):
@@ -181,12 +191,8 @@ class Learner:
             (outcome_losses(found, outcomes[part]).sum() / len(rows)).backward()
             rewards[part] = found.detach()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self._keys.max_grad_norm).item()
-        if not math.isfinite(norm):
-            raise RecipeError(
-                f"the implicit PRM {self._keys.model} has a gradient of {norm}: lower learning_rate "
-                f"{self._keys.learning_rate:g} or beta {self._keys.beta:g}"
-            )
-        optimizer.step()
+        if math.isfinite(norm):
+            optimizer.step()
         return norm
 
     def save(self, folder: Path) -> None:
@@ -340,6 +346,9 @@ class LearningSource(ImplicitSource):
             "learnt_rows": float(len(known)),
             "loss": learnt.loss,
             "grad_norm": learnt.grad_norm,
+            "updates": float(learnt.updates),
+            "skipped_updates": float(learnt.skipped),
+            "skipped_in_a_row": float(learnt.skipped_in_a_row),
             "accuracy": outcome_accuracy(learnt.rewards, torch.tensor(outcomes)).item(),
             **_pair_accuracy(places, learnt.rewards, outcomes, groups),
         }

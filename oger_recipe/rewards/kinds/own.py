@@ -28,11 +28,12 @@ from torch import Tensor
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.imports import at_path
+from oger_recipe.base.ranges import reward_fault
 from oger_recipe.base.secrets import redacted
 from oger_recipe.grading.foreign import Form, accepted, form_of, is_async, verl_arguments
 from oger_recipe.grading.verdict import is_list, plain_number
 from oger_recipe.rewards.keys import read_number, unknown
-from oger_recipe.rewards.sources import ANSWER, Group, Scores, Source, components_of, reason
+from oger_recipe.rewards.sources import ANSWER, Group, Scores, Source, components_of, reason, unfit_values
 from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings, further_keys
 
 
@@ -227,7 +228,7 @@ def _tried(function: Callable[..., Any], call: Call) -> Any:
 
 @dataclass(frozen=True)
 class OwnClass:
-    """An object of the user's class. A value that is no finite number is its row's error."""
+    """An object of the user's class. A value that cannot be a reward is its row's error."""
 
     source: Any
 
@@ -247,19 +248,20 @@ class OwnClass:
         values = _shaped(scores.values, wanted, "its values")
         errors, causes = {place: redacted(str(why)) for place, why in scores.errors.items()}, dict(scores.causes)
         heard = wanted if scores.silent is None else wanted & ~scores.silent
-        for group, row in (heard & ~values.isfinite()).nonzero().tolist():
-            if (group, row) not in errors:
-                errors[group, row] = f"its value is {values[group, row].item()}, which is not finite"
-                causes[group, row] = ANSWER
+        for place, why in unfit_values(values, heard):
+            if place not in errors:
+                errors[place], causes[place] = why, ANSWER
         components = {
-            str(name): _shaped(part, wanted, f"its component {name!r}") for name, part in scores.components.items()
+            str(name): _shaped(part, wanted, f"its component {name!r}").float()
+            for name, part in scores.components.items()
         }
         steps = None if scores.steps is None else _steps_shaped(scores.steps, wanted)
+        values = values.float()
         return replace(scores, values=values, components=components, errors=errors, steps=steps, causes=causes)
 
 
 def _shaped(values: Any, wanted: Tensor, what: str) -> Tensor:
-    tensor = torch.as_tensor(values, dtype=torch.float32, device="cpu")
+    tensor = torch.as_tensor(values, dtype=torch.float64, device="cpu")
     if tensor.shape != wanted.shape:
         raise ValueError(f"{what} are {list(tensor.shape)}, not [groups, rows] = {list(wanted.shape)}")
     return tensor
@@ -284,14 +286,15 @@ def _checked(answer: Any, size: int) -> tuple[list[float], dict[str, list[float]
 
 
 def _numbers(values: Any, size: int, what: str) -> list[float]:
-    """Read so many finite numbers. Raises ValueError or TypeError for anything else."""
+    """Read so many rewards. Raises ValueError or TypeError for anything else."""
     if not is_list(values):
         raise TypeError(f"{what} is of type {type(values).__name__}, no list with a number for each response")
     numbers = [float(value) for value in values]
     if len(numbers) != size:
         raise ValueError(f"{what} has {len(numbers)} values for {size} responses")
-    if bad := [number for number in numbers if not math.isfinite(number)]:
-        raise ValueError(f"{what} has the value {bad[0]}, which is not finite")
+    for number in numbers:
+        if fault := reward_fault(number):
+            raise ValueError(f"{what} has the value {number:g}, which is {fault}")
     return numbers
 
 

@@ -133,6 +133,8 @@ class Strategy:
     def optimizer_step(self, *_: Any, **__: Any) -> None: ...
 
     def prepare(self, model: Any) -> Any:
+        for each in model[:1] if isinstance(model, tuple) else [model]:  # as DeepSpeed's engine counts
+            getattr(each, "model", each).global_steps, getattr(each, "model", each).skipped_steps = 0, 0
         scheduler = SimpleNamespace(get_last_lr=lambda: [0.0])
         return (model[0], None, scheduler) if isinstance(model, tuple) else model
 

@@ -272,6 +272,13 @@ const Page = (() => {
     return [ended, steps, from ? `can resume from step ${from}` : null].filter(Boolean).join(" · ");
   }
 
+  function alarmText(run) {
+    const raised = [...new Set(run.alarms.filter(({ cleared }) => cleared === null).map(({ name }) => name))];
+    if (!raised.length) return null;
+    const count = `${raised.length} ${raised.length === 1 ? "alarm" : "alarms"}`;
+    return el("b", { class: "bad", title: raised.join(", ") }, count);
+  }
+
   function scoreText(run) {
     const scores = lastScores(run);
     if (!scores.length) return "not evaluated";
@@ -284,7 +291,9 @@ const Page = (() => {
 
   function chip(run, index) {
     const look = { class: "chip", title: run.folder };
-    const text = [el("b", {}, run.name), el("span", {}, stateText(run)), el("span", {}, scoreText(run))];
+    const text = [
+      el("b", {}, run.name), alarmText(run), el("span", {}, stateText(run)), el("span", {}, scoreText(run)),
+    ];
     if (report.runs.length === 1) return el("div", look, text);
     const button = el("button", { type: "button", ...look, onclick: () => toggleRun(index) }, swatch(index), text);
     const mark = () => button.setAttribute("aria-pressed", String(shown.has(index)));

@@ -138,6 +138,7 @@
         { class: "card" },
         Page.verdict(each, Page.glyph(each)),
         Page.line("Extracted answer", each.extracted),
+        each.solution ? Page.line("Class of the solution", each.solution) : null,
         each.cut ? el("p", {}, `${Page.count(each.cut, "character")} in the middle are left out here.`) : null,
         Page.text(each.text, { pattern, fold: ANSWER_FOLD }),
       );

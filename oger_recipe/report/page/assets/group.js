@@ -103,6 +103,7 @@
     );
     const components = [...ofSources, ...ofVerdict];
     const parts = [Page.line("Extracted answer", row.extracted)];
+    if (row.solution) parts.push(Page.line("Class of the solution", row.solution));
     if (components.length) parts.push(definitions(components));
     for (const [source, criteria] of Object.entries(row.criteria ?? {})) {
       parts.push(el("p", {}, "Criteria of ", short(source)), definitions(Object.entries(criteria)));

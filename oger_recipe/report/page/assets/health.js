@@ -1,5 +1,5 @@
 "use strict";
-/* Is it healthy? What left its healthy range, every warning, and the trends behind them. */
+/* Is it healthy? The alarms, what left its healthy range, every warning, and the trends behind them. */
 (() => {
   const { el, number } = Page;
 
@@ -70,24 +70,42 @@
       ` left its healthy range (${row.healthy_text}) ${when}: ${value}.${since} ${row.advice}`);
   }
 
+  /* An alarm: from which step to which one it was raised, and its sentence without the words that say so already. */
+  function alarmItem({ name, metric, step, cleared, level, text }) {
+    const when = cleared === null ? `since step ${step}` : `from step ${step} to step ${cleared}`;
+    const sentence = text.replace(/^WARNING: step \d+: /, "");
+    return el("li", {}, el("b", { class: cleared === null ? "bad" : "" }, name), Page.tip(metric),
+      ` ${when}${level === "stop" ? " (stops the run)" : ""}: ${sentence}`);
+  }
+
+  /* The notes of a run that are no alarms: those are listed above them. */
+  function otherNotes(run) {
+    const alarms = new Set(run.alarms.map(({ text }) => text));
+    return run.notes.filter(({ text }) => !alarms.has(text));
+  }
+
   function verdict(run, report) {
     const found = findings(run, report.metrics);
-    const notes = run.notes.length;
+    const notes = otherNotes(run).length;
+    const alarms = [...run.alarms].sort((a, b) => (a.cleared !== null) - (b.cleared !== null) || a.step - b.step);
     const title = report.runs.length > 1 ? el("h3", {}, run.name) : null;
-    if (!found.length && !notes) {
+    if (!found.length && !notes && !alarms.length) {
       return el("div", {}, title, el("p", { class: "finding" },
-        "Nothing conspicuous: no warning, and every metric stayed in its healthy range."));
+        "Nothing conspicuous: no alarm, no warning, and every metric stayed in its healthy range."));
     }
     const count = (amount, one, many) => (amount ? `${amount} ${amount === 1 ? one : many}` : null);
-    const said = [count(found.length, "metric left its healthy range", "metrics left their healthy ranges"),
+    const said = [count(alarms.length, "alarm", "alarms"),
+      count(found.length, "metric left its healthy range", "metrics left their healthy ranges"),
       count(notes, "warning or note", "warnings and notes")].filter(Boolean).join("; ");
     return el("div", {}, title, el("p", { class: "finding" }, `${said}.`),
+      alarms.length ? [el("h4", {}, "Alarms"), el("ul", { class: "conspicuous alarms" }, alarms.map(alarmItem))] : null,
+      alarms.length && found.length ? el("h4", {}, "Out of their healthy ranges") : null,
       found.length ? el("ul", { class: "conspicuous" }, found.map(findingItem)) : null,
       notes ? noteList(run) : null);
   }
 
   function noteList(run) {
-    const rows = run.notes.map((note) => [String(note.step), note.text]);
+    const rows = otherNotes(run).map((note) => [String(note.step), note.text]);
     const list = Page.fold(`Warnings and notes (${rows.length})`, Page.table(["step", "text"], rows));
     list.open = rows.length <= 12;
     return list;
@@ -98,7 +116,7 @@
       ...report.runs.map((run) => verdict(run, report)),
       ...Page.panels(PANELS, report),
       el("p", { class: "muted" },
-        "Dashed: the end of a healthy range. A short mark at the top of a chart: a warning or note of that step."));
+        "Dashed: the end of a healthy range. A short mark at the top of a chart: an alarm, a warning or a note of that step."));
   }
 
   Page.section({ id: "health", title: "Health", question: "Is it healthy?", build });

@@ -1,0 +1,140 @@
+"""The Python stacks of a run's processes, which tell where a run stands still.
+
+Each process answers SIGUSR2 by writing the stacks of its threads into a file in memory. That works while it waits in C
+code, and in containers that forbid one process to trace another. The file's name says which run it belongs to: who
+looks for a run's processes on a node finds all that answer, whatever started them.
+"""
+
+import contextlib
+import faulthandler
+import hashlib
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+_ANSWER = signal.SIGUSR2
+_LONGEST_WAIT_S = 3.0
+_STATES = {"R": "running", "S": "waiting", "D": "waiting in the kernel", "T": "stopped", "t": "stopped by a tracer",
+           "Z": "ended", "I": "idle"}  # fmt: skip
+_answers: list[int] = []  # this process's file
+
+
+@dataclass(frozen=True)
+class ProcessStacks:
+    """``state``: its letter in /proc; ``stacks``: empty where the process did not answer."""
+
+    pid: int
+    parent: int
+    title: str
+    state: str
+    stacks: str
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state in ("T", "t")
+
+    @property
+    def text(self) -> str:
+        why_none = "a stopped process cannot answer" if self.is_stopped else "none of the recipe's, or stuck in C code"
+        state = _STATES.get(self.state, self.state)
+        stacks = self.stacks or f"  no stacks: {why_none}\n"
+        return f"== {self.title}, pid {self.pid}, parent {self.parent}, {state}\n{stacks}"
+
+
+def answer(run_dir: str | None = None) -> None:
+    """Let this process answer with its stacks, if it is a run's. One that it forks answers into the same file, until
+    it calls this, too.
+
+    run_dir: the run's folder, if OGER_RUN_DIR does not say it.
+    """
+    run_dir = run_dir or os.environ.get("OGER_RUN_DIR")
+    if run_dir is None:
+        return
+    file = os.memfd_create(_name(run_dir))
+    faulthandler.register(_ANSWER, file=file, all_threads=True, chain=False)
+    while _answers:
+        os.close(_answers.pop())
+    _answers.append(file)
+
+
+def ask(run_dir: str, above: int | None = None) -> list[ProcessStacks]:
+    """Return the stacks of the run's processes on this node, with all processes below ``above``, and that one."""
+    there = {int(path.name) for path in Path("/proc").glob("[0-9]*")}
+    files = {pid: file for pid in there if (file := _file(pid, _name(run_dir)))}
+    below = set() if above is None else _below(above, there)
+    return [found for pid in sorted({*files, *below}) if (found := _asked(pid, files.get(pid)))]
+
+
+def _name(run_dir: str) -> str:
+    return f"oger-stacks-{hashlib.sha256(run_dir.encode()).hexdigest()[:16]}"
+
+
+def _below(root: int, pids: set[int]) -> set[int]:
+    parents = {pid: stat[1] for pid in pids if (stat := _stat(pid))}
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """Return the state of a process and its parent; None if it has ended."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except (OSError, ValueError):
+        return None
+    return state, int(parent)
+
+
+def _file(pid: int, name: str) -> Path | None:
+    """Find the file in memory into which a process answers."""
+    with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.readlink(descriptor).startswith(f"/memfd:{name}"):
+                    return descriptor
+    return None
+
+
+def _asked(pid: int, file: Path | None) -> ProcessStacks | None:
+    stat = _stat(pid)
+    if stat is None:
+        return None
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        title = words[0].decode(errors="replace").strip() or Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return None
+    state, parent = stat
+    found = ProcessStacks(pid, parent, title, state, "")
+    with contextlib.suppress(OSError):
+        if file is not None and not found.is_stopped:
+            return replace(found, stacks=_answered(pid, file))
+    return found
+
+
+def _answered(pid: int, file: Path) -> str:
+    """Ask a process, and return what it has written once that grows no longer."""
+    if not _catches(pid):
+        return ""
+    with file.open("rb") as answers:
+        size = before = answers.seek(0, os.SEEK_END)
+        os.kill(pid, _ANSWER)
+        deadline = time.monotonic() + _LONGEST_WAIT_S
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            last, size = size, answers.seek(0, os.SEEK_END)
+            if size == last > before:
+                break
+        answers.seek(before)
+        return answers.read().decode(errors="replace")
+
+
+def _catches(pid: int) -> bool:
+    """Say whether the signal has a handler there; it ends a process that has none."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (_ANSWER - 1) & 1)
+    return False

@@ -1,0 +1,217 @@
+"""Numbers of models that are not finite, in the controller: they stay with their row, are counted, and are kept.
+
+Real parts as in test_experience_maker.py: the experience maker, over models that say what a test tells them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from oger_recipe.base.files import read_jsonl
+from oger_recipe.pipeline.controller.nonfinite import (
+    ENTROPIES,
+    KINDS,
+    LOG_PROBS,
+    REWARDS,
+    SIMILARITIES,
+    VALUES,
+    bad_numbers,
+    keep_skipped,
+    why_skipped,
+)
+from oger_recipe.pipeline.controller.nonfinite import kept_lines as kept_lines_of
+from oger_recipe.teachers.store import Teacher
+
+TEXTS = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op"]  # two groups of four; the second row is the bad one
+REWARDS_OF_ROWS = [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+BAD = 1
+PLAIN = ["--oger.bonus_weight=0", "--oger.max_replace_num=0"]
+ESTIMATORS = {  # of each way to compare: in the group, in the batch, with a critic's values
+    "dr_grpo": [], "group_norm": [], "gdpo": [], "reinforce": [], "reinforce_baseline": [],
+    "gae": ["--algo.advantage.lambd=0.5"],
+}  # fmt: skip
+
+
+@pytest.fixture()
+def rows(rollout) -> list[Any]:
+    facts = zip(TEXTS, REWARDS_OF_ROWS, "uuuuvvvv", strict=True)
+    return [rollout(text, reward, uid=uid) for text, reward, uid in facts]
+
+
+def _advantages(experiences: list[Any], name: str = "advantages") -> torch.Tensor:
+    """The first response token's, of every row."""
+    found = torch.zeros(len(TEXTS))
+    for experience in experiences:
+        first = experience.action_mask.long().argmax(dim=1)
+        found[experience.index] = getattr(experience, name)[torch.arange(len(first)), first]
+    return found
+
+
+def _spoil(models, source: str) -> dict[str, Any]:
+    """Let the policy, the reference or the critic say nan of the bad row: it is the first to have the token of "c"."""
+    if source == "policy":
+        models.difference[TEXTS[BAD]] = math.nan
+        return {}
+    letter = models.tokenizer.encode(TEXTS[BAD])[0]
+
+    def say(tokens: torch.Tensor) -> torch.Tensor:
+        is_bad = (tokens == letter).any(dim=1, keepdim=True).expand(tokens.shape)
+        return torch.where(is_bad, torch.nan, -0.25)
+
+    return {"reference": say} if source == "reference" else {"critic": say}
+
+
+@pytest.mark.parametrize("micro_batch", ["8", "1"])
+@pytest.mark.parametrize(
+    ("source", "estimator"),
+    [*((source, name) for source in ("policy", "reference") for name in ESTIMATORS), ("critic", "gae")],
+)
+def test_a_row_that_cannot_be_trained_keeps_that_to_itself(
+    controller, models, rows, source: str, estimator: str, micro_batch: str
+) -> None:
+    flags = [*PLAIN, f"--algo.advantage.estimator={estimator}", *ESTIMATORS[estimator]]
+    flags += ["--algo.kl.init_coef=0.1"] * (source == "reference") + [f"--rollout.micro_batch_size={micro_batch}"]
+    said = ({"critic": -0.25} if estimator == "gae" else {}) | _spoil(models, source)
+    maker = controller(*flags, **said)
+    experiences = maker.make_experience_batch(rows)
+    advantages, kind = _advantages(experiences), VALUES if source == "critic" else LOG_PROBS
+    assert advantages.isnan().nonzero().flatten().tolist() == [BAD]
+    assert _advantages(experiences, "returns").isnan().nonzero().flatten().tolist() == [BAD]
+    metrics = maker.current.metrics
+    assert {name: metrics[f"nonfinite/{name}"] for name in KINDS} == dict.fromkeys(KINDS, 0) | {kind: 1}
+    assert math.isfinite(metrics["oger/advantage_max"]) and math.isfinite(metrics["vllm_logprob_limit"])
+    assert all(experience.info["kl"].isfinite().all() for experience in experiences)
+    # In estimators that compare rows of a group, all others are as if it had not been.
+    if estimator in ("dr_grpo", "group_norm") and source == "policy":
+        models.difference.clear()
+        usual = _advantages(controller(*flags).make_experience_batch(rows))
+        others = [row for row in range(len(TEXTS)) if row != BAD]
+        assert advantages[others].tolist() == usual[others].tolist()
+
+
+def _teachers(letters: Any) -> dict[str, list[Teacher]]:
+    return {"u": [Teacher("a", "solution", [*letters.encode("solution"), letters.eos_token_id], 1.0, 1.0)]}
+
+
+@pytest.mark.parametrize("wrong", [ENTROPIES, SIMILARITIES])
+def test_a_rollout_of_unknown_entropy_or_similarity_earns_no_bonus(
+    controller, models, rows, letters, wrong: str
+) -> None:
+    """Rows 0 and 2 are right; the bonus of row 2 is (1 - 0.5) * exp(-0) * 1, with weight 1."""
+    models.similarity = dict.fromkeys(TEXTS, 0.5)
+    (models.entropy if wrong == ENTROPIES else models.similarity)[TEXTS[0]] = math.nan
+    flags = ["--oger.bonus_weight=1", "--oger.replace_mode=wrong_first_similarity_mean_des",
+             "--oger.max_embedding_error_rate=1"]  # fmt: skip
+    maker = controller(*flags, "--algo.advantage.estimator=dr_grpo", teachers=_teachers(letters))
+    experiences = maker.make_experience_batch(rows)
+    assert maker.current.rewards.total[0, [0, 2]].tolist() == pytest.approx([1.0, 1.5])
+    assert _advantages(experiences).isfinite().all()
+    metrics = maker.current.metrics
+    assert {name: metrics[f"nonfinite/{name}"] for name in KINDS} == dict.fromkeys(KINDS, 0) | {wrong: 1}
+    assert not any(value for name, value in metrics.items() if name.endswith("/failed"))
+
+
+def test_a_reward_that_is_none_costs_its_group_the_step_and_no_other_one(controller, rows, tmp_path) -> None:
+    """Each source is within bounds; their product is not."""
+    (tmp_path / "large.py").write_text(
+        "def score(group):\n    return [1e12 if text == 'cd' else 1.0 for text in group.responses]\n"
+    )
+    sources = [{"name": name, "kind": kind, "combine": how} for name, kind, how in (
+        ("rule", "verifier", "add"), ("much", "large:score", "add"), ("more", "large:score", "mul"))]  # fmt: skip
+    flags = [*PLAIN, f"--oger.reward.sources={json.dumps(sources)}", f"--oger.verifier_path={tmp_path}"]
+    maker = controller(*flags, "--algo.advantage.estimator=dr_grpo")
+    advantages = _advantages(maker.make_experience_batch(rows))
+    # The second group: (1 + 1) * 1 and three times (0 + 1) * 1, with a mean of 1.25.
+    assert advantages.tolist() == pytest.approx([0, 0, 0, 0, 0.75, -0.25, -0.25, -0.25])
+    assert maker.current.metrics[f"nonfinite/{REWARDS}"] == 1
+    (said,) = (each for each in read_jsonl(maker.run_dir / "events.jsonl") if each["event"] == "note")
+    assert "reward source much failed on 1 of 8 rows" in said["text"] or "reward source more failed" in said["text"]
+    assert "1e+12" in said["text"] and "outside of -1e12 to 1e12" in said["text"]
+
+
+def test_a_skipped_update_of_a_source_that_learns_keeps_the_rows_of_its_step(controller, rows) -> None:
+    maker = controller(*PLAIN)
+    maker.make_experience_batch(rows)
+    maker.current.metrics |= {"reward/prm/updates": 4.0, "reward/prm/skipped_updates": 1.0}
+    keep_skipped(maker.current, {"updates": 1.0, "skipped_updates": 0.0}, 7, maker.run_dir)
+    kept = maker.run_dir / "skipped" / "step_00007.jsonl"
+    assert [line["text"] for line in read_jsonl(kept)] == TEXTS
+    (note,) = (each for each in read_jsonl(maker.run_dir / "events.jsonl") if "WARNING" in each.get("text", ""))
+    assert note["text"] == (
+        "WARNING: 1 of 4 updates of the reward source prm were skipped: its gradients are not finite; a lower "
+        f"learning_rate or beta of the source is the usual remedy. The rows of the step are in {kept}"
+    )
+
+
+def test_what_is_kept_of_a_step_says_what_was_not_finite_in_which_row(controller, models, rows, letters) -> None:
+    models.difference[TEXTS[BAD]] = math.nan
+    models.similarity = dict.fromkeys(TEXTS, 0.5)
+    maker = controller("--oger.replace_mode=wrong_first_similarity_mean_asc", teachers=_teachers(letters))
+    experiences = maker.make_experience_batch(rows)
+    kept = list(kept_lines_of(maker.current))
+    assert [line["row"] for line in kept] == list(range(8))
+    (taught,) = maker.current.batch.injected  # by a teacher, in the place of a wrong rollout
+    texts = ["solution" if row == taught else text for row, text in enumerate(TEXTS)]
+    assert [line["text"] for line in kept] == texts
+    ask = letters.encode("ask>")
+    assert [line["tokens"] for line in kept] == [[*ask, *letters.encode(text), letters.eos_token_id] for text in texts]
+    bad = [] if taught == BAD else [BAD]
+    assert [line["row"] for line in kept if line["not_finite"]] == bad
+    assert _advantages(experiences).isnan().nonzero().flatten().tolist() == bad
+
+
+FINE = {
+    "updates": 6.0,
+    "skipped_updates": 5.0,
+    "skipped_in_a_row": 2.0,
+    "nonfinite_losses": 0,
+    "nonfinite_parameters": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({}, None),
+        ({"policy_loss": math.nan, "actor_grad_norm": math.nan}, None),  # of a skipped update
+        (
+            {"skipped_in_a_row": 3.0},
+            "3 updates of the policy in a row were skipped (limit: 3, oger.max_skipped_updates)",
+        ),
+        ({"nonfinite_parameters": 2.0}, "the policy has parameters that are not finite"),
+        ({"critic_skipped_in_a_row": 2.0}, None),
+        ({"critic_skipped_in_a_row": 4.0}, "4 updates of the critic in a row were skipped (limit: 3"),
+        ({"reward/prm/skipped_updates": 3.0, "reward/prm/skipped_in_a_row": 2.0}, None),
+        (
+            {"reward/prm/skipped_updates": 1.0, "reward/prm/skipped_in_a_row": 3.0, "nonfinite/log_probs": 2.0},
+            "3 updates of the reward source prm in a row were skipped (limit: 3, oger.max_skipped_updates): its ",
+        ),
+    ],
+)
+def test_a_series_of_skipped_updates_and_broken_parameters_end_a_run(metrics, said) -> None:
+    found = bad_numbers(FINE | metrics, limit=3)
+    assert found is None if said is None else found.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "prefix", "said"),
+    [
+        ({"nonfinite/log_probs": 4.0, "nonfinite/values": 1.0}, "", "the log-probabilities of 4 rows"),
+        ({"nonfinite/values": 1.0, "critic_nonfinite_losses": 1.0}, "critic_", "the critic's values of 1 rows"),
+        ({"nonfinite_losses": 1.0}, "", "the policy's loss is not finite"),
+        ({"nonfinite_losses": 1.0}, "critic_", "the critic's gradients are not finite, and its loss is; a"),
+        ({}, "", "the policy's gradients are not finite, and its loss is; a lower actor.adam.lr"),
+    ],
+)  # fmt: skip
+def test_the_number_that_was_not_finite_first_is_named(metrics, prefix: str, said: str) -> None:
+    assert why_skipped(metrics, prefix).startswith(said)
+
+
+def test_a_step_in_which_the_policy_rests_is_fine() -> None:
+    """critic.freezing_steps: the metrics of the policy are not there."""
+    assert bad_numbers({"critic_loss": 0.3}, limit=1) is None

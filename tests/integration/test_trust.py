@@ -1,0 +1,98 @@
+"""What is trusted: no key in the checkout's files, no code in files of weights."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from vllm.model_executor.model_loader.weight_utils import pt_weights_iterator
+
+ROOT = Path(__file__).parents[2]
+
+
+def _git(folder: Path, *words: str) -> None:
+    identity = ("-c", "user.email=nobody@example.org", "-c", "user.name=nobody")
+    subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+
+
+def _scanned(folder: Path, *words: str) -> tuple[int, str]:
+    command = ["bash", str(folder / "scripts" / "secret_scan.sh"), *words]
+    environment = os.environ | {"OGER_VENV": sys.prefix}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture()
+def checkout(tmp_path: Path) -> Path:
+    pytest.importorskip("detect_secrets")
+    for name in ("scripts/secret_scan.sh", ".secrets.baseline", "tests/integration/test_serve_judge.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    _git(tmp_path, "init", "--quiet")
+    _git(tmp_path, "add", ".")
+    _git(tmp_path, "commit", "--quiet", "-m", "first")
+    return tmp_path
+
+
+def test_a_key_in_a_file_is_found_before_it_is_committed_and_afterwards(checkout: Path) -> None:
+    key = "".join(f"{number * 7919 % 16:x}" for number in range(40))
+    (checkout / "mine.py").write_text(f'key = "{key}"\nAWS = "AKIA{"Q3EGRIT7LK2M5N6P"}"\n')
+    for words in (["--changed"], []):
+        code, shown = _scanned(checkout, *words)
+        assert code != 0 and "mine.py:2" in shown, shown
+        assert key not in shown
+        _git(checkout, "add", ".")
+    _git(checkout, "commit", "--quiet", "-m", "second")
+    assert _scanned(checkout, "--changed")[0] != 0
+    _git(checkout, "commit", "--quiet", "--allow-empty", "-m", "third")
+    assert _scanned(checkout, "--changed")[0] == 0 and _scanned(checkout)[0] != 0
+
+
+def test_what_the_baseline_knows_is_no_find_wherever_it_moves(checkout: Path) -> None:
+    known = checkout / "tests" / "integration" / "test_serve_judge.py"
+    known.write_text("\n\n\n" + known.read_text())
+    baseline = (checkout / ".secrets.baseline").read_text()
+    assert _scanned(checkout) == (0, "")
+    assert (checkout / ".secrets.baseline").read_text() == baseline
+    (checkout / ".secrets.baseline").write_text(baseline.replace("test_serve_judge.py", "other.py"))
+    assert _scanned(checkout)[0] != 0
+
+
+def test_an_audit_without_its_service_is_skipped_with_a_sentence() -> None:
+    environment = os.environ | {"OGER_VENV": sys.prefix, "AUDIT_SERVICE": "http://127.0.0.1:9"}
+    command = ["bash", str(ROOT / "scripts" / "audit.sh")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr.startswith(
+        "audit: skipped, as http://127.0.0.1:9/jinja2/2.10/json does not answer as PyPI does:"
+    )
+
+
+class _Code:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self):
+        return Path.touch, (self.made,)
+
+
+def test_code_in_pickled_weights_is_run_by_neither_policy_nor_engine(policy_folder: Path, tmp_path: Path) -> None:
+    made, folder = tmp_path / "made", tmp_path / "policy"
+    shutil.copytree(policy_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    weights = folder / "pytorch_model.bin"
+    torch.save({"model.embed_tokens.weight": _Code(made)}, weights)
+    with pytest.raises(Exception, match="[Ww]eights.only"):
+        AutoModelForCausalLM.from_pretrained(folder)
+    with pytest.raises(Exception, match="[Ww]eights.only"):
+        list(pt_weights_iterator([str(weights)], use_tqdm_on_load=False))
+    assert not made.exists()
+    torch.load(weights, weights_only=False)
+    assert made.exists()  # it would have run
