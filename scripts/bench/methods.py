@@ -1,0 +1,121 @@
+"""Trains the CPU twin of every method once on problems beyond the policy's reach: one seed, scores and step costs.
+
+What all methods share comes from configs/study/beyond_reach.yaml, the method from its file. Steps are compared in
+seconds of processor time, since runs come one after another and the machine may be shared; GRPO is the first and
+the last. Call again to continue.
+"""
+
+import argparse
+import functools
+import json
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from recipe_runs import ROOT, run, step_events
+
+from oger_recipe.base.files import read_jsonl
+
+METHODS = (
+    "grpo", "luffy", "oger_paper", "sft_then_rl", "hpt", "chord", "srft", "maxrl", "passk", "dapo",
+)  # fmt: skip
+START, AGAIN = "start", "grpo again"
+# Parts of the regime that the methods share; what it says of teachers, bonus and loss is not among them.
+SHARED = ("actor", "data", "eval", "ckpt")
+SHARED_OGER = ("task", "val_before_train", "eval")
+SCORES = ("avg_at_64", "pass_at_8", "pass_at_64")
+
+
+def command(method: str, out: Path, steps: int) -> list[str]:
+    """Writes a recipe, the method's twin in the regime, and returns the command that trains it."""
+    regime = yaml.safe_load((ROOT / "configs" / "study" / "beyond_reach.yaml").read_text())
+    recipe = {name: regime[name] for name in SHARED if name in regime}
+    recipe["oger"] = {name: regime["oger"][name] for name in SHARED_OGER}
+    recipe["oger"]["total_training_steps"] = 0 if method == START else steps
+    recipe["rollout"] = {"max_new_tokens": regime["rollout"]["max_new_tokens"]}
+    twin = "grpo" if method in (START, AGAIN) else method
+    path = out / f"{named(method)}.yaml"
+    path.write_text(yaml.safe_dump({"extends": str(ROOT / "configs" / f"{twin}_cpu.yaml")} | recipe))
+    run_dir = str(out / named(method))
+    return ["-m", "oger_recipe.cli.train", "--recipe", str(path), "--oger.run_dir", run_dir, "--overwrite"]
+
+
+def named(method: str) -> str:
+    """Returns the name of a method's files."""
+    return method.replace(" ", "_")
+
+
+def processor_seconds(folder: Path, process: subprocess.Popen) -> float | None:
+    """Returns the processor time of a step, of all processes; the first two steps warm them up. None: too few."""
+    readings: dict[int, float] = {}  # when that many steps had ended
+    while process.poll() is None:
+        time.sleep(0.5)
+        done = len(step_events(folder)) - 1 if (folder / "events.jsonl").exists() else 0
+        if done >= 2 and done not in readings:
+            try:
+                tree = [child.cpu_times() for child in psutil.Process(process.pid).children(recursive=True)]
+            except psutil.Error:  # one ended meanwhile
+                continue
+            readings[done] = sum(times.user + times.system for times in tree)
+    if len(readings) < 2:
+        return None
+    first, last = min(readings), max(readings)
+    return (readings[last] - readings[first]) / (last - first)
+
+
+def line(method: str, folder: Path, step_seconds: float | None) -> dict[str, Any]:
+    """Returns what a finished run says: scores by benchmark, and the processor seconds of its steps."""
+    last = max((folder / "eval").glob("step_*.json"))
+    return {
+        "method": method,
+        "scores": json.loads(last.read_text())["benchmarks"],
+        "step_seconds": step_seconds,
+        "solve_rate": [step.get("rollout/solve_rate") for step in read_jsonl(folder / "metrics.jsonl")],
+    }
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Writes Markdown: a method a row, scores in points, steps beside the mean of GRPO's."""
+    of_grpo = [each["step_seconds"] for each in lines if each["method"] in ("grpo", AGAIN)]
+    heads = [f"{kind}: {score.replace('_at_', '@')}" for kind in ("four", "three") for score in SCORES]
+    rows = [
+        "| method | " + " | ".join(heads) + " | processor seconds a step | beside GRPO's |",
+        "|" + "---|" * (3 + len(heads)),
+    ]
+    for each in lines:
+        scores = [each["scores"][kind][score] for kind in ("countdown_4", "countdown_3") for score in SCORES]
+        cells = [f"{100 * score:.1f}" for score in scores]
+        seconds = each["step_seconds"]
+        cost = "" if seconds is None or not of_grpo else f"{seconds / statistics.mean(of_grpo):.2f}"
+        rows.append(f"| {each['method']} | " + " | ".join(cells) + f" | {seconds or 0:.2f} | {cost} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "methods", help="folder of runs and results.jsonl")
+    parser.add_argument("--methods", nargs="+", default=[START, *METHODS, AGAIN], help="which, in this order")
+    parser.add_argument("--steps", type=int, default=40, help="steps of each run")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    results = given.out / "results.jsonl"
+    lines = read_jsonl(results) if results.exists() else []
+    for number, method in enumerate(given.methods, start=1):
+        if method in {each["method"] for each in lines}:
+            continue
+        print(f"{number}/{len(given.methods)} {method}", flush=True)
+        folder = given.out / named(method)
+        watch = functools.partial(processor_seconds, folder)
+        seconds = run(command(method, given.out, given.steps), given.out / f"{folder.name}.log", watch=watch)
+        lines.append(line(method, folder, seconds))
+        with results.open("a") as file:
+            file.write(json.dumps(lines[-1]) + "\n")
+    print(table(lines))
+
+
+if __name__ == "__main__":
+    main()
