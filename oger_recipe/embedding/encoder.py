@@ -1,7 +1,7 @@
 """Embeds trajectories with a sentence-transformers model, and chooses the encoder of a run."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -13,6 +13,8 @@ from oger_recipe.embedding.base import Encoder, mean_direction, unit_rows
 from oger_recipe.embedding.remote import RemoteEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 
+# Of a batch. Few, since the last batch of a length is filled with repeats; more of them are hardly faster.
+_TOKENS_ON_CPU = 512
 MakeEncoder = Callable[[EncoderSettings, int], Encoder]  # of settings, for batches of so many texts
 
 
@@ -37,8 +39,9 @@ def model_location(model: str) -> str:
 class TrajectoryEncoder(Encoder):
     """A sentence-transformers model in this process.
 
-    Texts of one padded length share a batch: how far a text is padded changes its vector's last bits, and so depends
-    on that text alone. A vector is then the same whatever it is encoded with, and in which order texts come.
+    How far a text is padded changes its vector's last bits, and so does the number of rows of its batch, by which
+    libraries choose how to multiply. So texts of one padded length share a batch, and every batch of a length has
+    equally many rows. A vector is then the same whatever it is encoded with, and in which order texts come.
 
     It reads at most min(settings.max_tokens, the model's own limit) tokens at a time, special tokens included.
 
@@ -88,9 +91,9 @@ class TrajectoryEncoder(Encoder):
     def _embed_cut(self, texts: list[str]) -> torch.Tensor:
         """Embed what the tokenizer leaves of each text at its truncation side, [n, d], without any padding."""
         vectors = torch.empty(len(texts), self.dimension)
-        for rows in _by_length([min(length, self._longest) for length in self._lengths(texts)]).values():
+        for rows in self._batches([min(length, self._longest) for length in self._lengths(texts)]):
             members = [texts[row] for row in rows]
-            of_rows = self._model.encode(members, batch_size=self.batch_size, show_progress_bar=False)
+            of_rows = self._model.encode(members, batch_size=len(rows), show_progress_bar=False)
             vectors[rows] = torch.from_numpy(of_rows).float()
         return vectors
 
@@ -105,14 +108,28 @@ class TrajectoryEncoder(Encoder):
         owners = windows.pop("overflow_to_sample_mapping")
         vectors = torch.empty(len(owners), self.dimension)
         lengths = [min(_padded(len(tokens)), limit) for tokens in windows["input_ids"]]
-        for length, of_length in _by_length(lengths).items():
-            for start in range(0, len(of_length), self.batch_size):
-                rows = of_length[start : start + self.batch_size]
-                batch = {name: [values[row] for row in rows] for name, values in windows.items()}
-                features = tokenizer.pad(batch, padding="max_length", max_length=length, return_tensors="pt")
-                output = self._model(dict(features.to(self._model.device)))
-                vectors[rows] = output["sentence_embedding"].float().cpu()
+        for rows in self._batches(lengths):
+            batch = {name: [values[row] for row in rows] for name, values in windows.items()}
+            length = lengths[rows[0]]
+            features = tokenizer.pad(batch, padding="max_length", max_length=length, return_tensors="pt")
+            output = self._model(dict(features.to(self._model.device)))
+            vectors[rows] = output["sentence_embedding"].float().cpu()
         return vectors, torch.tensor(owners)
+
+    def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
+        """Cut positions into batches of one length, longest first: what needs most memory comes first.
+
+        The last batch of a length repeats its last position until it is as large as the others.
+        """
+        on_cpu = self._model.device.type == "cpu"
+        of_length: dict[int, list[int]] = {length: [] for length in sorted(set(lengths), reverse=True)}
+        for row, length in enumerate(lengths):
+            of_length[length].append(row)
+        for length, rows in of_length.items():
+            size = min(self.batch_size, max(_TOKENS_ON_CPU // max(length, 1), 1)) if on_cpu else self.batch_size
+            for start in range(0, len(rows), size):
+                batch = rows[start : start + size]
+                yield batch + batch[-1:] * (size - len(batch))
 
     def _check_room(self) -> None:
         limit, special = self._model.max_seq_length, self._model.tokenizer.num_special_tokens_to_add()
@@ -129,14 +146,6 @@ class TrajectoryEncoder(Encoder):
                 f"{self.settings.model} puts more than its special tokens around a text, so that long texts can only "
                 f"be cut at their end: set head, not {self.settings.long_texts}"
             )
-
-
-def _by_length(lengths: list[int]) -> dict[int, list[int]]:
-    """Group positions by their length, longest first: what needs most memory comes first."""
-    rows: dict[int, list[int]] = {length: [] for length in sorted(set(lengths), reverse=True)}
-    for row, length in enumerate(lengths):
-        rows[length].append(row)
-    return rows
 
 
 def _padded(tokens: int) -> int:

@@ -19,7 +19,7 @@ class EncoderSettings:
     ``long_texts``: of a text of more than ``max_tokens`` tokens, the encoder reads its first ``max_tokens`` (head),
     its last (tail), or all of it in windows of ``max_tokens`` whose unit vectors are averaged (chunks).
     ``url``: the OpenAI-compatible endpoint (.../v1) that serves ``model``; None loads the model here.
-    ``arithmetic``: in which matrices are multiplied, and how texts are padded; empty: as this process does.
+    ``arithmetic``: in which matrices are multiplied, and how texts are put into batches; empty: as this process does.
 
     Raises:
         ValueError: long_texts is not in LONG_TEXTS, or part not in PARTS.
@@ -55,4 +55,4 @@ class EncoderSettings:
 def _local_arithmetic() -> str:
     from oger_recipe.base.arithmetic import matmul_dtype  # loads torch
 
-    return f"{matmul_dtype()}, padded by length"
+    return f"{matmul_dtype()}, by length in equal batches"
