@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 _RATIO_GAMMA = 0.1
+_SAME = 1e-4  # nearer unit vectors differ by rounding
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda similarities: similarities.mean(dim=1),
@@ -84,6 +85,25 @@ def mean_similarity(rollouts: Tensor, teachers: Tensor, reduce: str = "mean") ->
     # Not a matrix product: its kernels may round equal rows differently, and equal texts have to tie exactly.
     similarities = (rollouts.to(dtype).unsqueeze(1) * teachers.to(dtype).unsqueeze(0)).sum(dim=-1)
     return REDUCTIONS[reduce](similarities)
+
+
+def centred(rollouts: Tensor, teachers: Tensor) -> tuple[Tensor, Tensor]:
+    """Subtract the mean of a group's rollouts [n, d] from them and from its teachers [M, d], and make unit rows again.
+
+    What all rollouts of a prompt share no longer makes them similar to its teachers: cosines then lie around 0. A row
+    that equals the mean, as all do in a group of one text, has no direction and becomes zeros: its cosines are 0. A
+    row with nan stays nan and is in no mean.
+    """
+    known = rollouts.isfinite().all(dim=1, keepdim=True)
+    # In double precision the mean of equal rows is that row to the last bit.
+    mean = torch.where(known, rollouts, 0.0).double().sum(dim=0) / known.sum().clamp(min=1)
+    return _from_mean(rollouts, mean), _from_mean(teachers, mean)
+
+
+def _from_mean(rows: Tensor, mean: Tensor) -> Tensor:
+    away = rows - mean
+    length = away.norm(dim=1, keepdim=True)
+    return torch.where(length <= _SAME, 0.0, away / length).to(rows.dtype)
 
 
 def shape_measure(measure: Tensor, earns: Tensor, *, shaping: str) -> Tensor:

@@ -286,6 +286,11 @@ def _encoder(encoder: EmbeddingSettings, rewards_similarity: bool) -> Iterator[s
         yield from _model_folder(encoder.similarity_reranker, "oger.similarity_reranker")
         if encoder.embedding_url and not rewards_similarity:
             yield "oger.similarity_reranker and oger.embedding_url both measure similarity: choose one"
+        if encoder.similarity_centred:
+            yield (
+                "oger.similarity_centred subtracts embeddings, and oger.similarity_reranker has none: leave one of "
+                "them out"
+            )
         if not rewards_similarity:
             return
     if encoder.embedding_url:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from oger_recipe.algorithm.exploration import REDUCTIONS, mean_similarity
+from oger_recipe.algorithm.exploration import REDUCTIONS, centred, mean_similarity
 from oger_recipe.embedding.base import part_of, stop_on_failures
 from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import MakeEncoder, make_encoder
@@ -27,6 +27,9 @@ class MeasureSettings(Protocol):
     def similarity_reranker(self) -> str | None: ...
 
     @property
+    def similarity_centred(self) -> bool: ...
+
+    @property
     def embedding_batch_size(self) -> int: ...
 
     @property
@@ -37,10 +40,11 @@ class MeasureSettings(Protocol):
 
 
 class EmbeddingSimilarity:
-    """Cosine similarity of embeddings; references come from the cache, rollouts are encoded as they arrive."""
+    """Cosine similarity of embeddings, ``centred`` in each group or as they are; references come from the cache,
+    rollouts are encoded as they arrive."""
 
-    def __init__(self, encoder, cache: EmbeddingCache, max_error_rate: float = 0.0) -> None:
-        self._encoder, self._cache, self._max_error_rate = encoder, cache, max_error_rate
+    def __init__(self, encoder, cache: EmbeddingCache, max_error_rate: float = 0.0, centred: bool = False) -> None:
+        self._encoder, self._cache, self._max_error_rate, self._centred = encoder, cache, max_error_rate, centred
         self._latest: dict[str, torch.Tensor] = {}
         self._worker = ThreadPoolExecutor(max_workers=1)
         self._arrived: list[str] = []  # not enough yet for a batch of the encoder
@@ -66,7 +70,10 @@ class EmbeddingSimilarity:
         ours_by_group = vectors.split([len(rollouts[group]) for group in taught])
         theirs_by_group = theirs.split([len(references[group]) for group in taught])
         for group, ours, known in zip(taught, ours_by_group, theirs_by_group, strict=True):
-            similarity[group] = mean_similarity(ours, known[known.isfinite().all(dim=1)], reduce)
+            known = known[known.isfinite().all(dim=1)]
+            if self._centred:
+                ours, known = centred(ours, known)
+            similarity[group] = mean_similarity(ours, known, reduce)
         return similarity
 
     def _encoded(self, texts: list[str]) -> torch.Tensor:
@@ -138,4 +145,4 @@ def make_similarity(settings: MeasureSettings, make: MakeEncoder = make_encoder)
         return RerankerSimilarity(reranker, read.part)
     encoder = make(read, batch_size)
     cache = EmbeddingCache(encoder, Path(settings.embedding_cache))
-    return EmbeddingSimilarity(encoder, cache, settings.max_embedding_error_rate)
+    return EmbeddingSimilarity(encoder, cache, settings.max_embedding_error_rate, settings.similarity_centred)

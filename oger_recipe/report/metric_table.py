@@ -372,8 +372,8 @@ TABLE: tuple[Metric, ...] = (
     _M("oger/bonus_of_correct_std_in_group", TEACHERS, "spread of the bonus in a group", "reward",
        "right rows without a teacher's tokens, in groups with two or more",
        "How far the bonus tells the right rollouts of one prompt apart: the part of it that can teach exploration.",
-       advice="Near 0: the encoder sees no difference. oger.similarity_shaping, oger.embedding_part or another "
-       "encoder may."),
+       advice="Near 0: the encoder sees no difference. oger.similarity_shaping, oger.similarity_centred, "
+       "oger.embedding_part or another encoder may."),
     _M("oger/bonus_weight", TEACHERS, "weight of the bonus", "", _STEP, "oger.bonus_weight by its schedule."),
     _M("oger/embedding_share_read", TEACHERS, "share of texts embedded", "share", "a sample of rollouts and teachers",
        "Share of the tokens that the encoder reads; similarity and bonus speak of that part alone. Missing where "

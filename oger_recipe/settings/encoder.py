@@ -16,6 +16,10 @@ _EMBEDS = Need(
     f"{COMPARED.text}, by embeddings and not by oger.similarity_reranker, {_OR_SIMILARITY}",
     lambda oger, value: oger.embeds,
 )
+_COMPARES_VECTORS = Need(
+    f"{COMPARED.text}, by embeddings and not by oger.similarity_reranker",
+    lambda oger, value: oger.embeds_references,
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,11 @@ class EmbeddingSettings(Section):
     similarity_reranker: str | None = setting(
         None, "cross-encoder that scores (rollout, teacher) pairs; replaces the embeddings", needs=COMPARED
     )
+    similarity_centred: bool = setting(
+        False,
+        "subtract the mean embedding of a group's rollouts from rollouts and teachers before they are compared",
+        needs=_COMPARES_VECTORS,
+    )
     embedding_trust_remote_code: bool = setting(
         False, "run code from the folder or repository of the encoder or reranker"
     )
@@ -57,10 +66,7 @@ class EmbeddingSettings(Section):
         0.0,
         "stop the run when more than this share of a step's texts could not be embedded",
         range=SHARE,
-        needs=Need(
-            f"{COMPARED.text}, by embeddings and not by oger.similarity_reranker",
-            lambda oger, value: oger.embeds_references,
-        ),
+        needs=_COMPARES_VECTORS,
     )
     embedding_num_gpus: float = setting(
         0.0,

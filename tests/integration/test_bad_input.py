@@ -192,6 +192,11 @@ def _with_prm(more: dict[str, Any]) -> str:
             "actor.model_name_or_path: ./model: no such model folder",
         ),
         (["--oger.embedding_model", "./encoder"], "oger.embedding_model: ./encoder: no such model folder"),
+        (
+            ["--oger.similarity_reranker", "a/model", "--oger.similarity_centred"],
+            "oger.similarity_centred subtracts embeddings, and oger.similarity_reranker has none: leave one of them "
+            "out",
+        ),
         (["--rollout.batch_size", "0"], "rollout.batch_size is 0: it must be 1 or more"),
         (["--train.batch_size", "0"], "train.batch_size is 0: it must be 1 or more"),
         (["--train.micro_batch_size", "0"], "train.micro_batch_size is 0: it must be 1 or more"),

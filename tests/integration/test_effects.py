@@ -89,6 +89,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"last_token_enp_reward": "none"}, {"entropy_position": "mean"}, {}),
     ({"similarity_reranker": "a/model"}, {"embedding_long_texts": "tail"}, {}),
     ({"similarity_reranker": "a/model"}, {"embedding_revision": "main"}, {}),
+    (OFF | NO_TEACHERS | SIMILAR, {"similarity_centred": True}, {}),
     (OFF | NO_TEACHERS, {"embedding_model": "a/model"}, {}),
     (OFF | {"replace_mode": "random"}, {"embedding_part": "answer"}, {}),
     (OFF | NO_TEACHERS, {"embedding_max_tokens": 64}, OFF | NO_TEACHERS | SIMILAR),

@@ -46,10 +46,12 @@ SCORES = (1.0, 1.0, 0.0, 0.0)
 def advantages(controller, models, rollout, letters):
     """The advantages of the group at the second of three steps, from flags."""
 
-    def found(*flags: str, scores: tuple[float, ...] = SCORES) -> list[float]:
+    def found(
+        *flags: str, scores: tuple[float, ...] = SCORES, similarity: tuple[float, ...] = SIMILARITY
+    ) -> list[float]:
         circles = "--oger.repeating_check" in flags
         texts = ["18", "So 1 + 1 = 2. " * 100 if circles else "19", "20", "21"]
-        models.similarity = dict(zip(texts, SIMILARITY, strict=True))
+        models.similarity = dict(zip(texts, similarity, strict=True))
         models.entropy = dict(zip(texts, ENTROPY, strict=True))
         teacher = Teacher("a teacher", "ok", [*letters.encode("ok"), letters.eos_token_id], 1.0, 1.0)
         maker = controller(*flags, teachers={"u": [teacher]}, steps=3)
@@ -117,6 +119,20 @@ OF_ADVANTAGES: list[tuple[list[str], list[float]]] = [
 @pytest.mark.parametrize(("flags", "expected"), OF_ADVANTAGES, ids=_said)
 def test_flags_of_bonus_and_advantage(advantages, flags: list[str], expected: list[float]) -> None:
     assert advantages(*flags) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rewards"),
+    [
+        ([], (1 + 0.0, 1 + 1.0 * 0.5, 0, 0)),
+        # Less the mean (1/2, 1/2) the vectors are +-(1, -1), the teacher's is (1, -1): similarities 1, -1, 1, -1.
+        (["--oger.similarity_centred"], (1 + 0.0, 1 + 2.0 * 0.5, 0, 0)),
+    ],
+)
+def test_rollouts_may_be_compared_with_teachers_by_what_sets_them_apart(advantages, flags, rewards) -> None:
+    """Rollouts (1, 0), (0, 1), (1, 0), (0, 1) and a teacher (1, 0)."""
+    found = advantages("--oger.max_replace_num", "0", *flags, similarity=(1.0, 0.0, 1.0, 0.0))
+    assert found == pytest.approx(_centred(*rewards), abs=1e-6)
 
 
 def test_the_estimator_with_std(advantages) -> None:

@@ -15,6 +15,7 @@ from oger_recipe.algorithm.exploration import (
     REDUCTIONS,
     SCHEDULES,
     SHAPINGS,
+    centred,
     exploration_bonus,
     mean_similarity,
     scheduled_weight,
@@ -102,6 +103,52 @@ def test_similarity_refuses_unknown_reductions_by_naming_the_known_ones() -> Non
 def test_similarity_refuses_wrong_shapes(rollouts: torch.Tensor, teachers: torch.Tensor) -> None:
     with pytest.raises(ValueError, match=r"\[n, d\] and \[M, d\]"):
         mean_similarity(rollouts, teachers)
+
+
+def test_what_a_group_shares_is_taken_from_its_rollouts_and_its_teachers() -> None:
+    # Mean (0.6, 0): left are (0, 0.8), (0, -0.8), and of teachers (0.4, 0), (0, 0.8), (-1.2, -0.9) of length 1.5.
+    rollouts = torch.tensor([[0.6, 0.8], [0.6, -0.8]])
+    teachers = torch.tensor([[1.0, 0.0], [0.6, 0.8], [-0.6, -0.9]])
+    ours, theirs = centred(rollouts, teachers)
+    torch.testing.assert_close(ours, torch.tensor([[0.0, 1.0], [0.0, -1.0]]))
+    torch.testing.assert_close(theirs, torch.tensor([[1.0, 0.0], [0.0, 1.0], [-0.8, -0.6]]))
+    # As they are, the cosines are 0.6 and 0.6, 1 and -0.28; then 0 and 0, 1 and -1.
+    torch.testing.assert_close(mean_similarity(ours, theirs[:2]), torch.tensor([0.5, -0.5]))
+
+
+def test_the_mean_is_of_rollouts_alone_and_of_those_that_have_an_embedding() -> None:
+    rollouts = torch.tensor([[0.6, 0.8], [math.nan, math.nan], [0.6, -0.8]])
+    ours, theirs = centred(rollouts, torch.tensor([[0.0, 1.0], [math.nan, math.nan]]))
+    torch.testing.assert_close(ours[[0, 2]], torch.tensor([[0.0, 1.0], [0.0, -1.0]]))
+    assert ours[1].isnan().all() and theirs[1].isnan().all()
+    torch.testing.assert_close(theirs[0], torch.tensor([-0.6, 1.0]) / math.sqrt(1.36))
+    nothing, _ = centred(torch.full((2, 2), math.nan), torch.ones(1, 2))
+    assert nothing.isnan().all()
+
+
+@pytest.mark.parametrize("n", [1, 3, 7])
+@pytest.mark.parametrize("rounding", [0.0, 1e-6])
+def test_a_group_of_one_text_is_neither_near_its_teachers_nor_far(n: int, rounding: float) -> None:
+    torch.manual_seed(n)
+    text = torch.nn.functional.normalize(torch.randn(1, 384), dim=1)
+    rollouts = text.repeat(n, 1) + rounding * torch.nn.functional.normalize(torch.randn(n, 384), dim=1)
+    ours, theirs = centred(rollouts, torch.cat([text, torch.nn.functional.normalize(torch.randn(2, 384), dim=1)]))
+    assert ours.tolist() == torch.zeros(n, 384).tolist()
+    assert mean_similarity(ours, theirs).tolist() == [0.0] * n
+    assert theirs.norm(dim=1).tolist() == pytest.approx([0.0, 1.0, 1.0])
+
+
+def test_centred_rows_are_of_norm_one_and_of_the_type_they_had_and_permute_with_the_group() -> None:
+    torch.manual_seed(0)
+    rollouts = torch.nn.functional.normalize(torch.randn(6, 31), dim=1)
+    teachers = torch.nn.functional.normalize(torch.randn(3, 31), dim=1)
+    ours, theirs = centred(rollouts, teachers)
+    assert ours.dtype == theirs.dtype == torch.float32
+    torch.testing.assert_close(torch.cat([ours, theirs]).norm(dim=1), torch.ones(9))
+    order = torch.randperm(6)
+    again, as_before = centred(rollouts[order], teachers)
+    torch.testing.assert_close(again, ours[order])
+    torch.testing.assert_close(as_before, theirs)
 
 
 LN2 = math.log(2.0)
