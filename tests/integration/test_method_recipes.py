@@ -58,7 +58,7 @@ def test_every_method_has_a_twin() -> None:
     methods |= {"oat_gsm8k_ppo", "oat_countdown_grpo"}
     of_steps = {"openr_math_appo", "openr_math_grpo", "openr_math_tppo", "process_rloo"}
     assert methods | of_steps | {"grm_multi_rm"} <= set(TWINS)
-    assert {"maxrl", "passk", "dapo"} <= set(TWINS)
+    assert {"maxrl", "passk", "dapo", "uniqueness"} <= set(TWINS)
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -111,6 +111,20 @@ def test_maxrl_passk_and_dapo_differ_in_advantages_clip_filter_and_length(parser
     assert not any(each["oger.max_replace_num"] or each["oger.bonus_weight"] for each in found.values())
     n, (low, high) = (found["dapo"][key] for key in ("rollout.n_samples_per_prompt", "algo.dynamic_filtering_range"))
     assert 0 < low < 1 / n and 1 - 1 / n < high < 1  # groups of both kinds stay, and they alone
+
+
+def test_uniqueness_is_oats_countdown_with_one_more_source(parser: argparse.ArgumentParser) -> None:
+    found, plain = settings("uniqueness", parser), settings("oat_countdown_grpo", parser)
+    differs = {
+        "oger.bonus_weight", "oger.reward.sources", "algo.advantage.estimator", "rollout.top_p", "eval.temperature",
+        "eval.n_samples_per_prompt", "logger.wandb.run_name",
+    }  # fmt: skip
+    assert {key for key in found if found[key] != plain[key]} == differs
+    assert found["oger.reward.sources"] == (
+        {"name": "rule", "kind": "verifier"},
+        {"name": "rare", "kind": "uniqueness", "weight": 0.25},
+    )
+    assert found["algo.advantage.estimator"] == "dr_grpo"
 
 
 @pytest.mark.parametrize("name", ["maxrl", "passk", "dapo"])

@@ -1,7 +1,8 @@
-"""Two recorded steps of the twins of maxrl.yaml, passk.yaml and dapo.yaml: what their rows are trained with."""
+"""Two recorded steps of twins of recipes without teachers: what their rows are trained with."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -38,17 +39,41 @@ def _charged_for_length(rows: Rows) -> list[float]:
     return [(reward - fmean(rewards)) / (stdev(rewards) + 1e-6) for reward in rewards]
 
 
+# Of the recorded problems each has one class of solutions, but several answers that write it.
+_BY_ANSWER = [
+    {"name": "rule", "kind": "verifier"},
+    {"name": "rare", "kind": "uniqueness", "weight": 0.25, "by": "answer"},
+]
+_RARE = [f"--oger.reward.sources={json.dumps(_BY_ANSWER)}", "--algo.kl.init_coef=0"]  # no reference was recorded
+
+
+def _paid_for_being_rare(rows: Rows) -> list[float]:
+    right = [row["extracted"] for row in rows if row["score"]]
+    paid = [row["score"] and 0.25 * (1 - right.count(row["extracted"]) / len(right)) for row in rows]
+    rewards = [row["reward"] + more for row, more in zip(rows, paid, strict=True)]
+    return [reward - fmean(rewards) for reward in rewards]
+
+
 @pytest.mark.parametrize(
-    ("recipe", "formula"),
-    [("maxrl_cpu", _over_mean), ("passk_cpu", _by_draws_of_four), ("dapo_cpu", _charged_for_length)],
+    ("recipe", "formula", "more"),
+    [
+        ("maxrl_cpu", _over_mean, []),
+        ("passk_cpu", _by_draws_of_four, []),
+        ("dapo_cpu", _charged_for_length, []),
+        ("uniqueness_cpu", _paid_for_being_rare, _RARE),
+    ],
 )
 def test_two_steps_of_a_twin_train_on_the_papers_advantages(
-    recipe: str, formula: Callable[[Rows], list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str,
+    formula: Callable[[Rows], list[float]],
+    more: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sizes = ["--oger.prompts_per_update=3", "--oger.total_training_steps=2", "--rollout.n_samples_per_prompt=8"]
+    sizes = ["--oger.prompts_per_update=3", "--oger.total_training_steps=2", "--rollout.n_samples_per_prompt=8", *more]
     monkeypatch.setitem(CASES, recipe, (recipe, "group", sizes))
     replayed(recipe, tmp_path)
-    shares = []
+    shares, paid = [], set()
     for step in (1, 2):
         groups: dict[str, Rows] = {}
         for row in read_jsonl(tmp_path / "run" / "samples" / f"step_{step:05d}.jsonl"):
@@ -57,5 +82,7 @@ def test_two_steps_of_a_twin_train_on_the_papers_advantages(
         for rows in groups.values():
             assert [row["advantage"] for row in rows] == pytest.approx(formula(rows), abs=2e-5)
             shares.append(fmean(row["score"] for row in rows))
+            paid |= {row["sources"].get("rare", 0.0) for row in rows}
     # Of the recorded prompts some are solved by all rollouts and some by none: DAPO trains on none of these.
     assert ({0.0, 1.0} & {*shares} == set()) is (recipe == "dapo_cpu")
+    assert (len(paid) > 2) is (recipe == "uniqueness_cpu")
