@@ -43,6 +43,7 @@ class Flag:
     ours: str = ""  # our flags as the page names them, separated by commas; "": none
     remark: str = ""
     kind: type | None = None  # of the value, where the default does not tell
+    or_null: bool = False  # null is a value although the default does not tell
     differs: bool = False  # what it does here is not exactly what it does there, as the remark says
 
     def left_out(self, get: Get) -> Any:
@@ -62,7 +63,8 @@ def checked(value: Any, flag: Flag) -> Any:
         Unsupported: it is of another type, or still a variable where a number or a switch is needed.
     """
     kind = flag.value_type()
-    if kind in (None, object) or type(value) is kind or value is None and flag.default in (None, UNSET):
+    null_too = flag.or_null or flag.default in (None, UNSET)
+    if kind in (None, object) or type(value) is kind or value is None and null_too:
         return value
     if kind is float and type(value) is int:
         return float(value)

@@ -41,7 +41,7 @@ LEFT_OUT: dict[str, Any] = {
     "rollout_batch_size_per_device": 16, "pi_buffer_maxlen_per_device": 16, "input_key": "prompt",
     "output_key": "output", "eval_steps": 20, "eval_n": 1, "eval_temperature": 0.0, "max_eval": 1000,
     "eval_split": "test", "save_steps": -1, "max_save_num": 5, "non_stop_penalty": 0, "non_stop_fixed_reward": None,
-    "prompt_template": "qwen_math", "seed": 42, "reward_scale": 1.0,
+    "prompt_template": "qwen_math", "seed": 42, "reward_scale": 1.0, "tis_c": (None, 2.0),
 }  # fmt: skip
 
 
@@ -163,7 +163,9 @@ def test_a_converted_recipe_would_start_and_no_flag_is_dropped(
 def test_every_form_of_a_program_is_read(program: str, converted: Callable) -> None:
     base = {"run_ppo": PPO, "run_math_rl": R1_ZERO, "train_zero_math": R1_ZERO}.get(program, COUNTDOWN)
     result = converted(f"See {program} for more.\n\n" + script(base, program=program))
-    assert not result.problems and ("engine" in result.differing) == (program == "run_math_rl")
+    assert not result.problems
+    corrects = "algo.advantage.is_correction_level" in result.settings  # what the newest OAT does by default
+    assert corrects == (program == "run_math_rl")
 
 
 # command, changes -> settings
@@ -215,7 +217,17 @@ TRANSLATED: list[tuple[dict, dict[str, str | None], dict[str, Any]]] = [
     (R1_ZERO, {"prompt_template": "r1_distill_qwen"},
      {"oger.prompt_template": "r1_distill", "oger.math_rule": "deepscaler"}),
     (R1_ZERO, {"critic_type": None}, {"algo.advantage.estimator": "dr_grpo"}),
-    (R1_ZERO, {"tis_c": "None"}, {}),
+    (R1_ZERO, {"tis_c": "None"}, {"algo.advantage.is_correction_level": "off"}),
+    (R1_ZERO, {"program": "run_math_rl", "tis_c": "None"}, {"algo.advantage.is_correction_level": "off"}),
+    *(
+        (R1_ZERO, changes,
+         {"algo.advantage.is_correction_level": "token", "algo.advantage.is_correction_mode": "clip",
+          "algo.advantage.is_correction_gating": "ratio", "algo.advantage.is_correction_threshold": [bound]})
+        for changes, bound in (
+            ({"tis_c": "3"}, 3.0), ({"program": "run_math_rl"}, 2.0),
+            ({"program": "run_math_rl", "tis_c": "1.5"}, 1.5),
+        )
+    ),
     (R1_ZERO, {"lora_rank": "32", "lora_alpha": "64", "target_modules": "q_proj"},
      {"ds.lora.rank": 32, "ds.lora.alpha": 64, "ds.lora.target_modules": ["q_proj"]}),
 ]  # fmt: skip
@@ -247,6 +259,10 @@ def test_values_are_translated(base: dict, changes: dict, wanted: dict[str, Any]
         (R1_ZERO, {"sync_params_every": "4"}, "leave it out"),
         (R1_ZERO, {"gpus": "on"}, "--gpus has no value"),
         (R1_ZERO, {"no_bf16": "on"}, "add --fp16"),
+        (COUNTDOWN, {"tis_c": "2"}, "give --tis_c None, or leave --top_p and --top_k out"),  # --top_p 0.9
+        (R1_ZERO, {"program": "run_math_rl", "top_k": "50"}, "its default is 2.0: with --top_p below 1 or --top_k"),
+        (R1_ZERO, {"tis_c": "two"}, "it takes a number"),
+        (R1_ZERO, {"tis_c": "0.5"}, "is_correction_threshold 0.5 excludes 1"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(base: dict, changes: dict, said: str, converted: Callable) -> None:

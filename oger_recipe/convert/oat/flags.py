@@ -111,9 +111,10 @@ _POLICY = (
     dead("--whiten_rewards", False, "nothing reads it there"),
     alone("--reinforce_update", False, "the loss is PPO's", "leave it out; with one pass and one optimizer step a "
           "batch PPO's gradient is the same"),
-    dead("--tis_c", None, "not converted; OAT from 0.2 on has it at 2.0. For truncated importance weights set "
-         "algo.advantage.is_correction_level token, is_correction_mode clip and is_correction_threshold 2.0, "
-         "with rollout.top_p 1", kind=float),
+    Flag("--tis_c", lambda get: 2.0 if get("program") == "run_math_rl" else None, rules.engine_correction,
+         ", ".join(f"algo.advantage.is_correction_{name}" for name in ("level", "mode", "gating", "threshold")),
+         "truncated importance sampling, which OAT has from 0.2.1 on; refused with `--top_p` below 1 or `--top_k`. "
+         "None: nothing is corrected", kind=float, or_null=True),
 )  # fmt: skip
 
 _REWARD = (

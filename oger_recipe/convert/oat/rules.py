@@ -88,11 +88,6 @@ def differing(get: Get) -> dict[str, str]:
             "one rule, by text, number and math_verify, for --verifier_version fast as well; r1 takes an answer after "
             "any thought that has ended, there `</think> <answer>` to the letter"
         )
-    if get("program") == "run_math_rl":
-        found["engine"] = (
-            "nothing corrects for the difference between engine and policy, for which OAT from 0.2 on has --tis_c: "
-            "set algo.advantage.is_correction_level"
-        )
     if has_critic(get) and get("program") not in PAGE and not get("--whiten_adv"):
         found["whitening"] = "the advantages of a critic are whitened; there with --whiten_adv alone"
     return found
@@ -201,6 +196,20 @@ def kl_reward(value: Any, get: Get) -> Settings:
     if get("--beta") > 0:
         return {"oger.kl_penalty_coef": value}
     return {"algo.kl.init_coef": value} | ({"algo.kl.estimator": "k1"} if value else {})
+
+
+def engine_correction(value: Any, get: Get) -> Settings:
+    """Set truncated importance sampling with the bound ``value``; None: none."""
+    if value is None:
+        raise NoEffect("nothing is corrected for the difference between engine and policy")
+    if get("--top_p") < 1 or get("--top_k") > 0:
+        raise Unsupported(
+            "with --top_p below 1 or --top_k the engine's log-probabilities are of a part of the vocabulary, and "
+            "their ratio to the policy's says nothing of the engine: give --tis_c None, or leave --top_p and "
+            "--top_k out"
+        )
+    wanted = {"level": "token", "mode": "clip", "gating": "ratio", "threshold": [value]}
+    return {f"algo.advantage.is_correction_{name}": setting for name, setting in wanted.items()}
 
 
 # Machines
