@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from oger_recipe.checks.settings import recipe_problems
 from oger_recipe.cli.train_ppo_ray import build_parser, parse
 from oger_recipe.lab.tiny_policy import build_model, build_tokenizer
-from oger_recipe.pipeline.policy import adapters, policy_trainer
+from oger_recipe.pipeline.policy import adapters, policy_actor, policy_trainer
 
 RANK, ALPHA = 4, 12
 TOKENS = torch.arange(24).view(2, 12) % 7 + 3
@@ -89,6 +89,31 @@ def test_a_saved_policy_is_the_plain_model_and_its_adapter_lies_beside_it(tmp_pa
         for each in (AutoModelForCausalLM.from_pretrained(tmp_path / "model"), again):
             assert torch.allclose(each(TOKENS).logits, expected, atol=1e-5)
     assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == len(tokenizer)
+
+
+def test_the_policys_process_saves_the_merged_model_where_it_has_an_adapter(
+    nested, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(adapters, "torch_dist_barrier_and_cuda_sync", lambda: None)  # one process
+    monkeypatch.setattr(policy_actor, "UpdateHealth", lambda *_: None)
+    monkeypatch.setattr(policy_actor.ppo_actor, "Actor", None)  # it puts the chunked one there
+    plain, adapted = _policy(tied=True)
+    tokenizer = build_tokenizer(["1 + 2 = 3"], vocab_size=300)
+
+    def upstream(actor: Any, strategy: Any, *_: Any) -> None:
+        actor.strategy, actor.actor = strategy, SimpleNamespace(model=SimpleNamespace(module=adapted))
+
+    base = policy_actor.OgerPolicyModelActor.__base__
+    monkeypatch.setattr(base, "init_model_from_pretrained", upstream)
+    for rank in (0, RANK):
+        strategy = SimpleNamespace(args=nested(f"--ds.lora.rank={rank}"), save_model=None, is_rank_0=lambda: True)
+        actor = object.__new__(policy_actor.OgerPolicyModelActor)
+        actor.init_model_from_pretrained(strategy, "a/model")
+        assert (strategy.save_model is None) == (rank == 0)
+    strategy.save_model(actor.actor, tokenizer, str(tmp_path))
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.allclose(saved(TOKENS).logits, adapted(TOKENS).logits, atol=1e-5)
 
 
 @pytest.mark.parametrize(

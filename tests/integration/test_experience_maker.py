@@ -392,6 +392,23 @@ def test_entropies_are_kept_by_row_and_the_engine_is_compared_on_the_policys_own
         assert all(getattr(experience, name) is None for experience in experiences)
 
 
+@pytest.mark.parametrize("cut", [4, 1])
+def test_what_is_known_of_a_rollout_is_the_log_probability_of_its_whole_response(
+    controller, models, rollout, letters, cut
+):
+    """Of the end of sequence as well; a teacher has none, also where the policy says one. It takes the last place."""
+    texts = ["abcd", "e", "fgh", "ij"]
+    models.similarity = dict(zip(texts, (0.2, 0.4, 0.6, 0.8), strict=True))
+    models.difference = {"abcd": 0.1, "e": 0.3, "fgh": -0.2, "ok": 5.0}
+    teacher = Teacher("a source", "ok", [*letters.encode("ok"), letters.eos_token_id], 1.0, 1.0)
+    flags = ("--oger.off_policy_loss=ppo", f"--rollout.micro_batch_size={cut}", "--oger.max_logprob_difference=1")
+    maker = controller(*flags, teachers={"u": [teacher]})
+    maker.make_experience_batch([rollout(text, 0.0) for text in texts])
+    expected = [-0.6 * 5, -0.8 * 2, -0.3 * 4, math.nan]
+    assert maker.current.log_prob.tolist() == pytest.approx(expected, nan_ok=True)
+    assert [line.get("log_prob") for line in lines(maker)[:3]] == pytest.approx(expected[:3])
+
+
 def test_a_teachers_own_probabilities_reach_the_loss_only_where_that_is_asked_for(taught):
     _, experiences = taught("--oger.use_off_policy_probs", probs=[0.5, 0.25, 0.125])
     assert experiences[0].rollout_log_probs is None

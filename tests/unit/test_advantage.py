@@ -254,6 +254,8 @@ def test_draws_from_some_rows_apply_to_all() -> None:
     right[0, 0] = False  # a wrong teacher is like the wrong rollouts
     assert pass_at_k_advantage(right, rollouts, 2)[0].tolist() == pytest.approx([one_of_four[1], *one_of_four])
     assert pass_at_k_advantage(right, rollouts & False, 2).tolist() == [[0.0] * 5] * 3
+    solved = torch.tensor([[False, True, True, True, True]])  # the wrong row is not one of those that draw
+    assert pass_at_k_advantage(solved, rollouts[:1], 2).tolist() == [[0.0] * 5]
     assert pass_at_k_advantage(right, rollouts, 5).tolist() == [[0.0] * 5] * 3  # of four rows, nobody draws five
 
 

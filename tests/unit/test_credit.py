@@ -106,6 +106,13 @@ def test_an_estimator_of_right_rows_takes_scores_whatever_these_earn() -> None:
     assert _advantages(rewards, scores, estimator="pass_at_k", k=2, baseline="rollouts") == [[0.0] * 4]
 
 
+def test_max_rl_divides_by_the_mean_of_the_rows_that_set_the_baseline() -> None:
+    """Rewards 1, 1 (the teacher's), 0, 0: the mean is 1/2, that of the rollouts 1/3."""
+    rewards = torch.tensor([[1.0, 1.0, 0.0, 0.0]])
+    assert _advantages(rewards, estimator="max_rl") == [pytest.approx([1.0, 1.0, -1.0, -1.0])]
+    assert _advantages(rewards, estimator="max_rl", baseline="rollouts") == [pytest.approx([2.0, 2.0, -1.0, -1.0])]
+
+
 def test_rollouts_may_have_the_advantage_of_their_sign_and_entropy() -> None:
     """SRFT's (arXiv 2506.19767): 0.1 exp(H) where right, -1 where wrong; the teacher keeps r - mean(r)."""
     entropy = torch.tensor([[math.log(2), math.nan, math.log(3), 5.0]])

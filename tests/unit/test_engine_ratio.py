@@ -108,9 +108,15 @@ def test_bounds_belong_to_what_is_kept_and_a_far_token_has_a_finite_weight() -> 
     assert icepop is not None and icepop.of(policy, torch.zeros_like(policy), mask).weight.tolist() == [
         [2.0, 0.5, 1.0]
     ]
+    # A half and two: their geometric mean is 1, their arithmetic mean 1.25.
+    even = torch.tensor([[2.0, 0.5, 1.0]], dtype=torch.float64).log()
+    sequence = EngineCorrection.named("seq", "mask", "ratio", [0.9, 1.1])
+    assert sequence is not None
+    torch.testing.assert_close(sequence.of(even, torch.zeros_like(even), mask).weight, even.exp())
     for scheme in SCHEMES.values():
         correction = EngineCorrection.named(*scheme)
         assert correction is not None
+        assert not correction.of(policy.clone().requires_grad_(), torch.zeros_like(policy), mask).weight.requires_grad
         far = correction.of(torch.zeros(1, 3), torch.tensor([[-900.0, 0.0, 0.0]]), mask)
         assert far.weight.isfinite().all() and far.ratio.isfinite().all()
 

@@ -108,6 +108,15 @@ def test_weights_of_a_token_worked_out_by_hand() -> None:
         assert TOKEN_WEIGHTS[name].weight(log_p, entropy).tolist() == [pytest.approx([value] * 2)]
 
 
+def test_an_entropy_that_is_not_known_matters_to_its_teachers_row_alone() -> None:
+    batch = make_batch(1)
+    settings = {"teacher_loss": "sft", "sft_token_weight": "exp_neg_entropy"}
+    loss, gradient = run(batch, **settings)
+    batch["entropy"][2:] = torch.nan  # rollouts
+    again, slopes = run(batch, **settings)
+    assert again == loss and np.array_equal(slopes, gradient)
+
+
 def test_chords_supervised_gradient_is_that_of_a_reshape() -> None:
     """-sg[p (1 - p)] log p has the slope of -f(p) with f(p) = p - p^2 / 2, at every p."""
     log_p = torch.linspace(-4, -0.01, 50, dtype=torch.float64).requires_grad_()

@@ -78,6 +78,17 @@ def test_teachers_and_rows_that_may_not_earn_get_nothing_and_count_for_nobody() 
     assert paid(solved(["a", None]), form="distinct").said["rare"].tolist() == [[1, 0]]
     multiplied = paid(both, form="distinct", combine="mul")  # three of its own: (3 - 1) / (3 - 1)
     assert multiplied.total.tolist() == [pytest.approx([1, 1, 0.1, 1])]  # a teacher keeps its reward
+    larger = solved(["a", "a", "a", "b", None], is_teacher=[True] + [False] * 4, may_earn=[False] + [True] * 4)
+    multiplied = paid(larger, form="distinct", combine="mul")  # of four of its own, two are of one class
+    assert multiplied.total.tolist() == [pytest.approx([1, 2 / 3, 2 / 3, 1, 0])]
+
+
+def test_classes_are_the_verifiers_or_the_answers() -> None:
+    """Two answers of one class of solutions, and one answer that the verifier counts as two classes."""
+    named = [("a", "4"), ("a", "5"), ("b", "5"), ("c", "5")]
+    of = group([1.0] * 4, graded=[Graded(Verdict(1.0, 1.0, "", {}, x, (), s)) for s, x in named])
+    assert paid(of, form="inverse").terms["rare"].tolist() == [[0.5, 0.5, 1, 1]]
+    assert paid(of, form="inverse", by="answer").terms["rare"].tolist() == [pytest.approx([1, 1 / 3, 1 / 3, 1 / 3])]
 
 
 def test_a_right_row_without_a_class_has_failed() -> None:
@@ -89,6 +100,7 @@ def test_a_right_row_without_a_class_has_failed() -> None:
     rewards = paid(group([1.0] * 3, graded=graded), form="inverse")
     assert rewards.errors["rare"] == {0: "the verifier names no solution of this right response"}
     assert rewards.terms["rare"].tolist() == [[0, 0, 1]]
+    assert paid(group([1.0] * 3, graded=graded)).terms["rare"].tolist() == [[0, 0, 0]]  # it counts for nobody
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,12 @@ def test_teachers_are_not_ranked_and_a_row_that_may_not_earn_counts_as_the_likel
         assert found.total.tolist() == [pytest.approx([1 - 2 / 3, 1, 1, 1 - 2 / 3])] and not found.errors["rank"]
 
 
+def test_what_it_says_of_wrong_rows_and_teachers_is_nothing() -> None:
+    graded = [Graded(Verdict(reward, float(reward == 1), "")) for reward in (1.0, 0.1, 1.0, 0.1)]
+    found = paid([1] * 4, graded=graded, is_teacher=[False, False, True, False], may_earn=[True, True, False, True])
+    assert found.said["rank"].tolist() == [pytest.approx([-1 / 3, 0, 0, 0])]  # of three, one is less likely
+
+
 def test_an_unknown_log_probability_is_a_failure() -> None:
     found = paid([1, 1, 0, 1], weight=1.0, log_prob=[-5.0, math.nan, math.nan, -7.0])
     assert found.errors["rank"] == {1: "the policy's log-probability of this response is not known"}
