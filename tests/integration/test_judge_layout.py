@@ -109,6 +109,14 @@ def test_a_model_that_is_not_there_is_the_recipes_mistake(parser, tmp_path: Path
     assert "oger.embedding_num_gpus is for an encoder in the run, but oger.embedding_url is set: choose one" in said
 
 
+def test_a_reranker_goes_with_everything_but_what_needs_embeddings(parser) -> None:
+    reranker = {"oger.similarity_reranker": "a/model"}
+    centred = {"oger.similarity_centred": True}
+    assert not [each for each in recipe_problems(settings(parser, **reranker)) if "reranker" in each]
+    assert [each for each in recipe_problems(settings(parser, **reranker, **centred)) if "reranker" in each]
+    assert not [each for each in recipe_problems(settings(parser, **centred)) if "similarity" in each]
+
+
 def test_code_that_a_judge_brings_is_not_run_unasked(parser, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "mine.Model"}}')
     value = settings(parser, HEAD | {"model": str(tmp_path)})
