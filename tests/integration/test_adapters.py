@@ -95,6 +95,8 @@ def test_the_policys_process_saves_the_merged_model_where_it_has_an_adapter(
     nested, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(adapters, "torch_dist_barrier_and_cuda_sync", lambda: None)  # one process
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "")  # written by the actor's constructor
     monkeypatch.setattr(policy_actor, "UpdateHealth", lambda *_: None)
     monkeypatch.setattr(policy_actor.ppo_actor, "Actor", None)  # it puts the chunked one there
     plain, adapted = _policy(tied=True)
@@ -107,7 +109,7 @@ def test_the_policys_process_saves_the_merged_model_where_it_has_an_adapter(
     monkeypatch.setattr(base, "init_model_from_pretrained", upstream)
     for rank in (0, RANK):
         strategy = SimpleNamespace(args=nested(f"--ds.lora.rank={rank}"), save_model=None, is_rank_0=lambda: True)
-        actor = object.__new__(policy_actor.OgerPolicyModelActor)
+        actor = policy_actor.OgerPolicyModelActor(1, 0, "127.0.0.1", 1)
         actor.init_model_from_pretrained(strategy, "a/model")
         assert (strategy.save_model is None) == (rank == 0)
     strategy.save_model(actor.actor, tokenizer, str(tmp_path))
