@@ -17,6 +17,7 @@ from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.algorithm.reshape import reshape_probability
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.checks.estimators import estimator_problems
+from oger_recipe.data.templates import PLACEHOLDER, TEACHER
 from oger_recipe.grading.verifiers import look_in
 from oger_recipe.rewards.compose import ON_ERROR, by_steps_problem
 from oger_recipe.rewards.kinds import kind_of
@@ -40,6 +41,8 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     yield from _kl_and_template(value, oger)
     yield from _adaptive_kl(value)
     yield from _draws(oger.teachers)
+    yield from _shown_template(oger.teachers.shown_template)
+    yield from _hints(value["rollout.max_new_tokens"], oger)
     yield from _prefixes(value["rollout.n_samples_per_prompt"], oger.teachers, oger.prefix)
     yield from _replacement(oger)
     yield from _baselines(value, oger)
@@ -199,6 +202,27 @@ def _draws(teachers: TeacherSettings) -> Iterator[str]:
         yield f"oger.teacher_source_weights: {error}"
     if teachers.teacher_source_weights and teachers.teacher_draw != "source_weights":
         yield "oger.teacher_source_weights has no effect: set oger.teacher_draw source_weights"
+
+
+def _shown_template(template: str) -> Iterator[str]:
+    questions, teachers = template.count(PLACEHOLDER), template.count(TEACHER)
+    if not questions or teachers != 1:
+        yield (
+            f"oger.shown_template has {PLACEHOLDER} {questions} times and {TEACHER} {teachers} times: it is the text "
+            "of a prompt that shows a teacher trajectory, and needs the first, and the second once"
+        )
+
+
+def _hints(max_new_tokens: int | None, oger: OgerSettings) -> Iterator[str]:
+    if not oger.teachers.hint_share:
+        return
+    if max_new_tokens is None:
+        yield "oger.hint_share makes prompts longer and would shorten their responses: set rollout.max_new_tokens"
+    if oger.prefix.n_prefix:
+        yield (
+            "oger.hint_share and oger.n_prefix both give a rollout the beginning of a teacher trajectory, in its "
+            "prompt and in its response: set one of them to 0"
+        )
 
 
 def _prefixes(samples: int, teachers: TeacherSettings, prefix: PrefixSettings) -> Iterator[str]:

@@ -12,6 +12,7 @@ from oger_recipe.settings.run import SftSettings
 _LOST = {
     "teachers_wrong": "wrong",
     "teachers_too_long": "too long",
+    "teachers_too_long_to_show": "too long to be shown in a prompt",
     "teachers_ungraded": "not graded",
     "teachers_other_source": "of other sources",
 }
@@ -20,6 +21,8 @@ _ADVICE = {
     "oger.keep_wrong_teachers",
     "teachers_too_long": "raise rollout.max_new_tokens with data.max_len (and oger.max_prefix_len, if it is set), or "
     "set oger.long_teachers truncate",
+    "teachers_too_long_to_show": "raise data.max_len by the tokens of a teacher and of oger.shown_template (and "
+    "oger.max_prompt_length, if it is set), or shorten oger.shown_template",
     "teachers_ungraded": "raise oger.grading_time_limit or oger.grading_memory_limit",
     "teachers_other_source": "check oger.teacher_sources",
 }
@@ -108,5 +111,7 @@ def _without(value: Mapping[str, Any]) -> str:
 
 
 def _uses(value: Mapping[str, Any]) -> list[str]:
-    names = [f"oger.{name}" for name in ("max_replace_num", "n_prefix", "sft.epochs") if value[f"oger.{name}"]]
-    return names + (["oger.bonus_weight"] if OgerSettings.of(value).has_bonus else [])
+    names = ("oger.max_replace_num", "oger.n_prefix", "oger.hint_share", "oger.sft.epochs")
+    return [name for name in names if value[name]] + (
+        ["oger.bonus_weight"] if OgerSettings.of(value).has_bonus else []
+    )

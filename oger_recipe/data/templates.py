@@ -8,6 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PLACEHOLDER = "{question}"
+TEACHER = "{teacher}"  # where a prompt shows a teacher trajectory
+SHOWN = (
+    f"{PLACEHOLDER}\n\nThis is a solution, or the beginning of one:\n\n{TEACHER}\n\nUnderstand it, then solve the "
+    "problem yourself, from the beginning to the final answer."
+)
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 
 

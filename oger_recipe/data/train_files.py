@@ -11,14 +11,15 @@ from oger_recipe.base.errors import RecipeError, shown
 from oger_recipe.base.files import atomic_write, to_json
 from oger_recipe.base.progress import Progress
 from oger_recipe.data.rows import Row, refuse_rows
-from oger_recipe.data.templates import PromptTemplate
+from oger_recipe.data.templates import PLACEHOLDER, SHOWN, TEACHER, PromptTemplate
 from oger_recipe.grading.pool import Graded, GradingPool
 from oger_recipe.grading.rules import GradingRules
-from oger_recipe.teachers.store import Teacher, teacher_store
+from oger_recipe.teachers.store import Teacher, beginning, teacher_store
 
 _BATCH = 256  # prompts that the tokenizer is given at once: it has threads of its own
 _TOKENS = 2**22  # of teachers verified at once: as Python's integers they take some 36 bytes each
 _NAMED = 5  # refused prompts that are named
+_MARK = "<<the teacher trajectory 5f3c9a>>"  # stands for it while a prompt that shows one is rendered
 
 
 class Tokenizer(Protocol):
@@ -51,11 +52,17 @@ class Budget:
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """The way from a row's prompt to text: by a named template here, or by OpenRLHF's own two flags later."""
+    """The way from a row's prompt to text: by a named template here, or by OpenRLHF's own two flags later.
+
+    shown_template: a text with {question} and {teacher} that takes the question's place in a prompt that shows the
+    beginning of a teacher trajectory; shown_share: the most of it that a prompt shows, 0 where none does.
+    """
 
     apply_chat_template: bool
     input_template: str | None
     template: PromptTemplate | None = None
+    shown_template: str = SHOWN
+    shown_share: float = 0.0
 
     def written(self, prompt: Any) -> Any:
         """Return the prompt for the prompt file: the final text under a named template, else as it is."""
@@ -70,6 +77,35 @@ class PromptFormat:
         if not isinstance(prompt, str):
             raise RecipeError("prompts are chat messages: set data.apply_chat_template (needs a chat template)")
         return self.input_template.format(prompt) if self.input_template else prompt
+
+    def shown(self, prompt: Any, tokenizer: Tokenizer) -> tuple[str, str]:
+        """Return the text before and the text after a teacher trajectory in the prompt that shows it, in a chat in the
+        last message of the user.
+
+        Raises:
+            RecipeError: a chat has no message of the user, or the chat template changes or repeats what it says.
+        """
+        text = self.text(_showing(prompt, self.shown_template), tokenizer)
+        before, mark, after = text.partition(_MARK)
+        if not mark or _MARK in after:
+            raise RecipeError(
+                "oger.shown_template: the chat template does not write the last message of the user once and as it "
+                "is, so that no teacher can be shown in it: use another oger.prompt_template"
+            )
+        return before, after
+
+
+def _showing(prompt: Any, template: str) -> Any:
+    """Put a prompt's question into the template, with a mark in the teacher's place; braces are just text."""
+    if isinstance(prompt, str):
+        before, _, after = template.partition(TEACHER)
+        return before.replace(PLACEHOLDER, prompt) + _MARK + after.replace(PLACEHOLDER, prompt)
+    of_user = [place for place, turn in enumerate(prompt) if turn["role"] == "user"]
+    if not of_user:
+        raise RecipeError("oger.shown_template: a prompt is a chat without a message of the user to show a teacher in")
+    last = of_user[-1]
+    turn = prompt[last] | {"content": _showing(prompt[last]["content"], template)}
+    return [*prompt[:last], turn, *prompt[last + 1 :]]
 
 
 def _question(prompt: Any) -> str:
@@ -138,8 +174,9 @@ def write_train_files(
 
     Leave over-long prompts out, or refuse them: OpenRLHF would cut their beginning. Count ``prompts``,
     ``prompts_too_long``, ``prompts_without_teacher``, and each teacher as one of ``teachers``, ``teachers_wrong``,
-    ``teachers_too_long``, ``teachers_ungraded`` and ``teachers_other_source``; beside these, ``teachers_truncated``
-    and ``teachers_marked_otherwise``, where the data's ``correct`` differs from the verifier, which decides.
+    ``teachers_too_long``, ``teachers_too_long_to_show``, ``teachers_ungraded`` and ``teachers_other_source``; beside
+    these, ``teachers_truncated`` and ``teachers_marked_otherwise``, where the data's ``correct`` differs from the
+    verifier, which decides. A teacher is too long to show where the prompt with it is longer than a prompt may be.
 
     Raises:
         RecipeError: no prompt fits the budget, or one does not and is refused, two rows (of two files) have the same
@@ -148,17 +185,18 @@ def write_train_files(
     counts: Counter[str] = Counter(prompts=0)
     _refuse_shared_uids(rows)
     too_long: dict[str, int] = {}
-    teachers = _Teachers(rules, pool, choice, tokenizer, counts)
+    shows = prompt_format.shown_share > 0
+    teachers = _Teachers(rules, pool, choice, prompt_format, budget, tokenizer, counts)
     with ExitStack() as files:
         file = files.enter_context(files.enter_context(atomic_write(prompts_path)).open("w", encoding="utf-8"))
-        add = files.enter_context(teacher_store(teachers_path)) if teachers_path is not None else None
+        add = files.enter_context(teacher_store(teachers_path, shows=shows)) if teachers_path is not None else None
         for prompts in _fitting(rows, prompt_format, budget, tokenizer, too_long):
             counts["prompts"] += len(prompts)
             file.writelines(_line(prompt.row, prompt_format, rules) for prompt in prompts)
             if add is not None and not (too_long and overlong_prompts == "refuse"):
                 teachers.read(prompts)
                 if teachers.tokens > _TOKENS:
-                    add(teachers.verified())
+                    add(*teachers.verified())
         if too_long:
             counts["prompts_too_long"] = len(too_long)
         if not counts["prompts"]:
@@ -166,7 +204,7 @@ def write_train_files(
         if too_long and overlong_prompts == "refuse":
             raise RecipeError(_some_do_not_fit(too_long, len(rows), budget))
         if add is not None:
-            add(teachers.verified())
+            add(*teachers.verified())
             teachers.refuse_unreadable()
     return counts
 
@@ -281,10 +319,19 @@ class _Teachers:
     """The teachers of the prompts read so far that wait to be verified, and the mistakes found in the others."""
 
     def __init__(
-        self, rules: GradingRules, pool: GradingPool, choice: TeacherChoice, tokenizer: Tokenizer, counts: Counter[str]
+        self,
+        rules: GradingRules,
+        pool: GradingPool,
+        choice: TeacherChoice,
+        prompt_format: PromptFormat,
+        budget: Budget,
+        tokenizer: Tokenizer,
+        counts: Counter[str],
     ) -> None:
         self._rules, self._pool, self._choice, self._tokenizer, self._counts = rules, pool, choice, tokenizer, counts
+        self._format, self._budget = prompt_format, budget
         self._waiting: list[_Candidate] = []
+        self._shown: dict[str, tuple[str, str]] = {}
         self._prompts = 0
         self._unreadable: dict[str, str] = {}
         self._failed: list[str] = []
@@ -302,15 +349,32 @@ class _Teachers:
                 else:
                     found.append((prompt, teacher, _text(teacher, prompt.text, self._tokenizer)))
         tokenized = _tokens([text for *_, text in found], self._tokenizer)
+        fitted: list[tuple[_Prompt, _Candidate]] = []
         for (prompt, teacher, text), tokens in zip(found, tokenized, strict=True):
             candidate = _candidate(prompt.row, teacher, text, [*tokens, self._tokenizer.eos_token_id])
             longest = min(prompt.room, self._choice.max_prefix_len or prompt.room)
-            fitted = _fitted(candidate, longest, self._choice.long_teachers, self._tokenizer, self._counts)
-            self._waiting += fitted
-            self.tokens += sum(len(each.tokens) for each in fitted)
+            kept = _fitted(candidate, longest, self._choice.long_teachers, self._tokenizer, self._counts)
+            fitted += [(prompt, each) for each in kept]
+        waiting = self._that_can_be_shown(fitted)
+        self._waiting += waiting
+        self.tokens += sum(len(each.tokens) for each in waiting)
 
-    def verified(self) -> dict[str, list[Teacher]]:
-        """Verify those that wait. Return the usable ones by uid, and count the others."""
+    def _that_can_be_shown(self, fitted: list[tuple[_Prompt, _Candidate]]) -> list[_Candidate]:
+        """Leave out those with which the prompt that shows them would be too long; none where no prompt does."""
+        if not (share := self._format.shown_share):
+            return [candidate for _, candidate in fitted]
+        rows = {prompt.row["uid"]: prompt.row for prompt, _ in fitted}
+        shown = {uid: self._format.shown(row["prompt"], self._tokenizer) for uid, row in rows.items()}
+        texts = [beginning(candidate.text, share).join(shown[prompt.row["uid"]]) for prompt, candidate in fitted]
+        self._shown |= shown
+        lengths = [len(tokens) for tokens in _tokens(texts, self._tokenizer)]
+        longest = self._budget.longest_prompt()
+        self._counts["teachers_too_long_to_show"] += sum(length > longest for length in lengths)
+        return [candidate for (_, candidate), length in zip(fitted, lengths, strict=True) if length <= longest]
+
+    def verified(self) -> tuple[dict[str, list[Teacher]], dict[str, tuple[str, str]]]:
+        """Verify those that wait. Return the usable ones by uid, and count the others; beside them, by uid, the texts
+        before and after a teacher in a prompt that shows one."""
         answers = [self._rules.answer(candidate.row, candidate.text) for candidate in self._waiting]
         graded = self._pool.grade_many(answers, progress=len(answers) > 2000)
         usable: dict[str, list[Teacher]] = {}
@@ -319,8 +383,9 @@ class _Teachers:
                 usable.setdefault(candidate.row["uid"], []).append(teacher)
         self._counts["prompts_without_teacher"] += self._prompts - len(usable)
         self._of_all += len(self._waiting)
+        shown, self._shown = self._shown, {}
         self._waiting, self._prompts, self.tokens = [], 0, 0
-        return usable
+        return usable, shown
 
     def _usable(self, candidate: _Candidate, graded: Graded) -> Teacher | None:
         verdict, uid = graded.verdict, candidate.row["uid"]

@@ -162,7 +162,9 @@ def preparation(value: Mapping[str, Any], *, has_tokenizer: bool = True) -> dict
         require_steps(tokenizer, oger.steps.rule)
     return {
         "tokenizer": tokenizer,
-        "prompt_format": PromptFormat(chat, value["data.input_template"], text_template),
+        "prompt_format": PromptFormat(
+            chat, value["data.input_template"], text_template, teachers.shown_template, oger.shown_share
+        ),
         "rules": grading_rules(value),
         "overlong_prompts": value["oger.overlong_prompts"],
         "choice": TeacherChoice(

@@ -62,6 +62,16 @@ class OgerSettings:
         return self.prefix.n_prefix != 0 or replaces_unsampled
 
     @property
+    def shown_share(self) -> float:
+        """The largest share of a teacher trajectory that a prompt shows."""
+        return self.teachers.hint_share
+
+    @property
+    def shows_teachers(self) -> bool:
+        """Whether some prompt shows a teacher trajectory."""
+        return self.shown_share > 0
+
+    @property
     def has_bonus(self) -> bool:
         """Whether the exploration bonus is a source of the reward and ever anything but 0."""
         return self.bonus.is_on and any(kind.is_bonus for kind in self.reward.kinds)
@@ -90,13 +100,13 @@ class OgerSettings:
     @property
     def uses_teachers(self) -> bool:
         """Whether teachers make any difference to the run."""
-        return self.teachers_enter or self.compares or self.sft.epochs > 0
+        return self.teachers_enter or self.shows_teachers or self.compares or self.sft.epochs > 0
 
     @property
     def needs_teachers(self) -> bool:
         """Whether a run without any teacher would train by another method than its settings ask for."""
         rewards_distance = self.has_bonus and not self.teachers.use_history_samples
-        return self.teachers_enter or self.sft.epochs > 0 or rewards_distance
+        return self.teachers_enter or self.shows_teachers or self.sft.epochs > 0 or rewards_distance
 
 
 SECTIONS: tuple[type[Section], ...] = tuple(get_type_hints(OgerSettings).values())

@@ -6,6 +6,7 @@ from typing import ClassVar
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, DRAWS, REPLACE_MODES, TAUGHT_GROUPS
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
 from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, SHARE, Range
+from oger_recipe.data.templates import SHOWN
 from oger_recipe.settings.fields import Need, Section, need, need_reader, setting
 
 TAUGHT = Need("tokens of teachers (oger.max_replace_num or oger.n_prefix)", lambda oger, value: oger.teachers_enter)
@@ -14,8 +15,13 @@ COMPARED = Need(
     lambda oger, value: oger.compares,
 )
 _TEACHERS = Need(
-    "teachers (oger.max_replace_num, oger.n_prefix, a bonus, or oger.sft.epochs)",
+    "teachers (oger.max_replace_num, oger.n_prefix, oger.hint_share, a bonus, or oger.sft.epochs)",
     lambda oger, value: oger.uses_teachers,
+)
+_SHOWS = Need("a prompt that shows a teacher (oger.hint_share)", lambda oger, value: oger.shows_teachers)
+_DRAWN = Need(
+    "a teacher in a group or a prompt (oger.max_replace_num, oger.n_prefix or oger.hint_share)",
+    lambda oger, value: oger.teachers_enter or oger.shows_teachers,
 )
 _HISTORY = need("oger.use_history_samples")
 _REPLACED = need("oger.max_replace_num")
@@ -74,7 +80,7 @@ class TeacherSettings(Section):
     )
     keep_wrong_teachers: bool = setting(False, "keep teacher trajectories that the verifier rejects", needs=_TEACHERS)
     teacher_draw: str = setting(
-        "uniform", "which of a prompt's teachers enters its group", choices=DRAWS, needs=TAUGHT
+        "uniform", "which of a prompt's teachers enters its group, or is shown", choices=DRAWS, needs=_DRAWN
     )
     teacher_sources: tuple[str, ...] = setting((), "sources whose teachers are used (default: all)", needs=_TEACHERS)
     teacher_source_weights: tuple[str, ...] = setting(
@@ -85,6 +91,12 @@ class TeacherSettings(Section):
     )
     long_teachers: str = setting(
         "drop", "drop longer teacher trajectories, or truncate them", choices=("drop", "truncate"), needs=_TEACHERS
+    )
+    hint_share: float = setting(
+        0.0, "share of a teacher trajectory, its beginning, that the prompt of rollouts shows (QuestA)", range=SHARE
+    )
+    shown_template: str = setting(
+        SHOWN, "what takes the question's place in a prompt that shows {teacher}, with its {question}", needs=_SHOWS
     )
     use_history_samples: bool = setting(
         False, "also use the policy's own earlier correct rollouts as references", needs=COMPARED

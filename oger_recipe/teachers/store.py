@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from oger_recipe.algorithm.prefix import prefix_length
 from oger_recipe.base.files import atomic_write
 
 
@@ -31,6 +32,15 @@ class Teacher:
     probs: list[float] | None = None
 
 
+def beginning(text: str, share: float) -> str:
+    """Return the first ``share`` (0 to 1) of a text's characters, without the word that this would cut in two."""
+    cut = text[: prefix_length(len(text), share)]
+    if not cut or cut[-1].isspace() or text[len(cut) : len(cut) + 1].strip() == "":
+        return cut
+    begun = cut.rsplit(maxsplit=1)[-1]
+    return cut.removesuffix(begun) or cut
+
+
 # "large": offsets of 64 bits; the texts of a full training set pass the 2 GiB that 32 bits can address.
 _TEACHER = pa.struct(
     [
@@ -43,6 +53,7 @@ _TEACHER = pa.struct(
     ]
 )
 _SCHEMA = pa.schema([("key", pa.uint64()), ("uid", pa.string()), ("teachers", pa.list_(_TEACHER))])
+_SHOWN = pa.field("shown", pa.struct([("before", pa.large_string()), ("after", pa.large_string())]))
 
 
 def _key(uid: str) -> int:
@@ -50,29 +61,34 @@ def _key(uid: str) -> int:
 
 
 @contextmanager
-def teacher_store(path: Path) -> Iterator[Callable[[Mapping[str, Sequence[Teacher]]], None]]:
+def teacher_store(path: Path, *, shows: bool = False) -> Iterator[Callable[..., None]]:
     """Give a function that adds the teachers of further prompts, by uid, to a store; it appears whole at the end.
 
-    Prompts without teachers need no entry. What was added lies on disk: no more than one call's is in memory.
+    With ``shows`` it takes as its second argument, by uid, the texts before and after a teacher in the prompt that
+    shows one. Prompts without teachers need no entry. What was added lies on disk, one call at most in memory.
     """
-    with atomic_write(path) as partial, pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as file:
+    schema = _SCHEMA.append(_SHOWN) if shows else _SCHEMA
+    with atomic_write(path) as partial, pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, schema) as file:
 
-        def add(teachers: Mapping[str, Sequence[Teacher]]) -> None:
+        def add(teachers: Mapping[str, Sequence[Teacher]], shown: Mapping[str, tuple[str, str]] = {}) -> None:
             rows = [
                 {"key": _key(uid), "uid": uid, "teachers": [vars(teacher) for teacher in group]}
+                | ({"shown": dict(zip(("before", "after"), shown[uid], strict=True))} if shows else {})
                 for uid, group in teachers.items()
                 if group
             ]
             if rows:
-                file.write_batch(pa.RecordBatch.from_pylist(rows, _SCHEMA))
+                file.write_batch(pa.RecordBatch.from_pylist(rows, schema))
 
         yield add
 
 
-def write_teacher_store(teachers: Mapping[str, Sequence[Teacher]], path: Path) -> None:
-    """Write the store of all these teachers, by uid."""
-    with teacher_store(path) as add:
-        add(teachers)
+def write_teacher_store(
+    teachers: Mapping[str, Sequence[Teacher]], path: Path, shown: Mapping[str, tuple[str, str]] | None = None
+) -> None:
+    """Write the store of all these teachers, by uid; ``shown`` as in `teacher_store`, None: no prompt shows one."""
+    with teacher_store(path, shows=shown is not None) as add:
+        add(teachers, shown or {})
 
 
 class TeacherStore:
@@ -93,6 +109,18 @@ class TeacherStore:
         if position is None:
             return []
         return [Teacher(**fields) for fields in self._table["teachers"][position].as_py()]
+
+    def shown_prompt(self, uid: str, demonstration: str) -> str:
+        """Return the text of a prompt that shows a demonstration, the chat template included.
+
+        Raises:
+            KeyError: the prompt has no teachers, or the run's settings show none.
+        """
+        position = self._position(uid)
+        if position is None or _SHOWN.name not in self._table.column_names:
+            raise KeyError(uid)
+        pieces = self._table[_SHOWN.name][position].as_py()
+        return f"{pieces['before']}{demonstration}{pieces['after']}"
 
     def __contains__(self, uid: str) -> bool:
         return self._position(uid) is not None

@@ -308,6 +308,23 @@ def _with_prm(more: dict[str, Any]) -> str:
             "replace the rollouts with a prefix first: set oger.max_replace_num 0, or oger.n_prefix 0",
         ),
         (
+            ["--oger.n_prefix", "2", "--oger.max_replace_num", "0", "--oger.hint_share", "0.5"],
+            "oger.hint_share and oger.n_prefix both give a rollout the beginning of a teacher trajectory, in its "
+            "prompt and in its response: set one of them to 0",
+        ),
+        *(
+            (
+                ["--oger.hint_share", "0.5", "--oger.shown_template", template],
+                f"oger.shown_template has {{question}} {questions} times and {{teacher}} {teachers} times: it is the "
+                "text of a prompt that shows a teacher trajectory, and needs the first, and the second once",
+            )
+            for template, questions, teachers in (
+                ("{question}", 1, 0),
+                ("{teacher}", 0, 1),
+                ("{question}" + 2 * "{teacher}", 1, 2),
+            )
+        ),
+        (
             ["--oger.n_prefix", "2", "--oger.max_replace_num", "0", "--oger.all_correct_group", "skip"],
             "oger.all_correct_group skip keeps teachers out of solved groups, but with oger.n_prefix or "
             "without oger.replace_after_rm they enter before grading: use keep or clip",

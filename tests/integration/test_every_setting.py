@@ -51,6 +51,11 @@ ELSEWHERE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("teacher_draw", "teacher_source_weights"),
     ),
     (
+        "test_guided_rollouts.py",
+        "test_the_prompt_of_training_rollouts_shows_the_first_share_of_a_teacher",
+        ("hint_share",),
+    ),
+    (
         "test_experience_maker.py",
         "test_of_a_taught_group_only_the_teacher_enters_a_loss",
         ("teacher_gate", "taught_group"),

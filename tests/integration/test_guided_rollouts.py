@@ -67,7 +67,8 @@ def test_a_cut_trajectory_that_fills_the_budget_is_not_continued_and_a_shorter_o
 def generator(tmp_path: Path, nested) -> Callable[..., OgerSamplesGenerator]:
     """At the first step of a run with two prompts that have teachers; groups are of four."""
     (tmp_path / "data").mkdir()
-    write_teacher_store({"taught": [SHORT, LONG], "lone": [LONG]}, tmp_path / "data" / "teachers.arrow")
+    shown = {uid: (f"<{uid}>", "|") for uid in ("taught", "lone")}
+    write_teacher_store({"taught": [SHORT, LONG], "lone": [LONG]}, tmp_path / "data" / "teachers.arrow", shown)
 
     def make(*flags: str) -> OgerSamplesGenerator:
         given = (f"--oger.run_dir={tmp_path}", "--rollout.n_samples_per_prompt=4", "--train.seed=5")
@@ -118,6 +119,37 @@ def test_a_prompt_whose_only_teachers_have_weight_zero_is_the_policys_alone(gene
     guided = generator("--oger.n_prefix=2", "--oger.prefix_strategy=fixed", *weights)
     assert guided._prefixes("lone") == [[]] * 4
     assert guided._prefixes("taught")[1] == SHORT.tokens  # the whole of the one that may enter
+
+
+def _asked(generator, monkeypatch, *flags: str, step: int = 1, **how: Any) -> list[str]:
+    """The prompts that reach the engine, of the taught prompt, the lone one and one that nobody teaches."""
+    asked: list[str] = []
+    remote = SimpleNamespace(remote=lambda **given: asked.append(given["prompt"]))
+    engine = SimpleNamespace(generate_responses=remote, get_num_unfinished_requests=SimpleNamespace(remote=lambda: 0))
+    monkeypatch.setattr("ray.get", lambda refs: refs)
+    made = generator(*flags)
+    made.step, made.vllm_engines = step, [engine]
+    uids = ("taught", "lone", "nobody")
+    made._dispatch_prompts_to_vllm([f"Q {uid}" for uid in uids], [f'{{"uid": "{uid}"}}' for uid in uids], **how)
+    return asked
+
+
+def test_the_prompt_of_training_rollouts_shows_the_first_share_of_a_teacher(generator, monkeypatch):
+    half = _asked(generator, monkeypatch, "--oger.hint_share=0.5", guided=False)
+    assert half == ["<taught>a|", "<lone>abcd|", "Q nobody"] or half == ["<taught>abcd|", "<lone>abcd|", "Q nobody"]
+    assert half == _asked(generator, monkeypatch, "--oger.hint_share=0.5", guided=False)
+    steps = [_asked(generator, monkeypatch, "--oger.hint_share=1", step=step, guided=False) for step in range(1, 9)]
+    assert {first for first, *_ in steps} == {"<taught>abc|", "<taught>abcdefghi|"}
+    plain = ["Q taught", "Q lone", "Q nobody"]
+    assert _asked(generator, monkeypatch, guided=False) == plain
+    assert _asked(generator, monkeypatch, "--oger.hint_share=0.5") == plain  # evaluation
+    assert _asked(generator, monkeypatch, "--oger.hint_share=0.1", guided=False)[1:] == plain[1:]  # less than a letter
+
+
+def test_no_hint_is_of_a_teacher_that_may_not_enter(generator, monkeypatch):
+    weights = ("--oger.teacher_draw=source_weights", "--oger.teacher_source_weights=long=0")
+    asked = _asked(generator, monkeypatch, "--oger.hint_share=1", *weights, guided=False)
+    assert asked == ["<taught>abc|", "Q lone", "Q nobody"]
 
 
 def test_the_draw_is_the_steps_own(generator):

@@ -191,6 +191,15 @@ def test_flags_that_choose_the_teachers(run, tmp_path: Path, flags: list[str], e
     assert sorted(teacher.source for teacher in store["u"]) == list(expected)
 
 
+def test_the_template_of_a_prompt_that_shows_a_teacher(run, tmp_path: Path) -> None:
+    rows = [{"question": "1+1?", "answer": 2, "uid": uid, "teachers": TEACHERS} for uid in "uv"]
+    write_jsonl(rows, Path("train.jsonl"))
+    flags = ("--oger.max_replace_num=0", "--oger.hint_share=0.5", "--rollout.max_new_tokens=32")
+    run(*flags, "--oger.shown_template", "{teacher}: {question}")
+    store = TeacherStore(tmp_path / "run" / "data" / "teachers.arrow")
+    assert "ab: 1+1?" in store.shown_prompt("u", "ab")
+
+
 LOG_PROBS = torch.tensor([[-0.1, -1.5], [-0.3, -2.5]])
 OLD_LOG_PROBS = torch.tensor([[-0.9, -1.4], [-0.4, -2.4]])
 ADVANTAGES = torch.tensor([[1.0, 1.0], [0.5, 0.5]])

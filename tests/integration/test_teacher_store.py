@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from oger_recipe.teachers import store as module
-from oger_recipe.teachers.store import Teacher, TeacherStore, teacher_store, write_teacher_store
+from oger_recipe.teachers.store import Teacher, TeacherStore, beginning, teacher_store, write_teacher_store
 
 ANNA = Teacher("anna", "<think>é漢🎉\n</think>", [5, 0, 2_000_000_000], 1.0, 1.0)
 BERT = Teacher("bert", "3*5+12", [7], 0.1, 0.0)
@@ -74,6 +74,37 @@ def test_uids_with_the_same_hash_are_told_apart(tmp_path: Path, monkeypatch: pyt
     assert store["low"] == [BERT]
     assert store["high"] == [ANNA]
     assert store["another"] == []
+
+
+def test_a_prompt_shows_a_demonstration_between_its_two_pieces(tmp_path: Path) -> None:
+    shown = {"one": ("<user>{x} ", " é\n<assistant>"), "two": ("a", "b"), "none": ("c", "d")}
+    write_teacher_store({"one": [ANNA], "two": [BERT], "none": []}, tmp_path / "t.arrow", shown)
+    store = TeacherStore(tmp_path / "t.arrow")
+    assert store.shown_prompt("one", "{y}🎉") == "<user>{x} {y}🎉 é\n<assistant>"
+    assert (store.shown_prompt("two", ""), store["two"]) == ("ab", [BERT])
+    with pytest.raises(KeyError):
+        store.shown_prompt("none", "x")  # nobody can be shown
+
+
+def test_a_store_of_a_run_that_shows_nobody_has_no_pieces(tmp_path: Path) -> None:
+    store = _store(tmp_path / "t.arrow", {"one": [ANNA]})
+    assert pa.ipc.open_file(tmp_path / "t.arrow").schema.names == ["key", "uid", "teachers"]
+    with pytest.raises(KeyError):
+        store.shown_prompt("one", "x")
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [
+        (0.0, ""), (0.1, "a"), (0.2, "ab"), (0.3, "ab "), (0.6, "ab "), (0.7, "ab 12+3"), (0.8, "ab 12+3\n"),
+        (0.9, "ab 12+3\n"), (1.0, "ab 12+3\nxy"),
+    ],
+)  # fmt: skip
+def test_the_beginning_of_a_text_cuts_no_word(share: float, shown: str) -> None:
+    """But for the first, where there is nothing else; some languages have no spaces."""
+    assert beginning("ab 12+3\nxy", share) == shown
+    assert beginning("漢字漢字", 0.5) == "漢字"
+    assert beginning("", share) == ""
 
 
 def test_opening_a_store_does_not_copy_it_into_memory(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Lengths are counted by hand: the tokenizer here has one token for each character
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -364,3 +365,83 @@ def test_teachers_that_are_verified_in_pieces_are_those_of_all_at_once(
     in_pieces = prepared(*rows)
     assert in_pieces[:2] == (counts, prompts) and counts["prompts_without_teacher"] == 1
     assert [in_pieces[2][row["uid"]] for row in rows] == [store[row["uid"]] for row in rows]
+
+
+# ---- prompts that show a teacher
+
+SHORT = "{question} Or: {teacher} {question}"
+
+
+def _shown(template: str = SHORT, share: float = 1.0, chat: bool = False, named: str | None = None) -> PromptFormat:
+    return PromptFormat(chat, None, TEMPLATES[named] if named else None, template, share)
+
+
+def test_a_prompt_that_shows_a_teacher_is_the_rendered_prompt_with_the_template_in_the_questions_place(
+    prepared: Callable[..., Any], letters: Any
+) -> None:
+    """Texts with braces stay as they are, and the prompt that is written shows nobody."""
+    row = _row(RIGHT, prompt="Make {teacher} {0}.")
+    said = "Make {teacher} {0}. Or: X Make {teacher} {0}."
+    named = TEMPLATES["r1"].apply(said)
+    chat = f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n"
+    for prompt_format, text in (
+        (_shown(), said),
+        (_shown(named="r1"), named),
+        (_shown(chat=True), chat),
+        (dataclasses.replace(_shown(), input_template="Q: {}\nA:"), f"Q: {said}\nA:"),
+    ):
+        counts, prompts, store = prepared(row, budget=(1000, 50), prompt_format=prompt_format)
+        assert store.shown_prompt("p-1", "X") == text
+        assert "Or:" not in prompts[0]["prompt"] and counts["teachers_too_long_to_show"] == 0
+        assert [teacher.text for teacher in store["p-1"]] == [RIGHT]
+
+
+def test_a_chat_shows_the_teacher_in_the_last_message_of_the_user(prepared: Callable[..., Any]) -> None:
+    chat = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+    ]
+    chat += [{"role": "user", "content": "c"}]
+    _, prompts, store = prepared(_row(RIGHT, prompt=chat), budget=(400, 50), prompt_format=_shown(chat=True))
+    end = "<|im_end|>\n<|im_start|>"
+    before = f"<|im_start|>system\ns{end}user\na{end}assistant\nb{end}user\n"
+    assert store.shown_prompt("p-1", "X") == f"{before}c Or: X c{end}assistant\n"
+    assert prompts[0]["prompt"] == chat
+    with pytest.raises(RecipeError, match="a chat without a message of the user"):
+        prepared(_row(RIGHT, prompt=chat[:1]), budget=(400, 50), prompt_format=_shown(chat=True))
+
+
+@pytest.mark.parametrize("template", ["{{ messages[-1]['content'] * 2 }}", "{{ messages[-1]['content'] | upper }}"])
+def test_a_chat_template_that_repeats_or_changes_what_it_is_given_is_refused(
+    prepared: Callable[..., Any], letters: Any, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    monkeypatch.setattr(letters, "chat_template", template)
+    with pytest.raises(RecipeError, match="does not write the last message of the user once and as it is"):
+        prepared(_row(RIGHT), budget=(400, 50), prompt_format=_shown(chat=True))
+
+
+@pytest.mark.parametrize(
+    ("budget", "share", "kept"),
+    [
+        # 8 + 5 + 10 + 1 + 8 tokens show the whole teacher; of its 25 characters half are "<answer>(3+5", one word.
+        ((82, 50), 1.0, 1), ((81, 50), 1.0, 0), ((77, 50), 0.5, 1), ((76, 50), 0.5, 0),
+        ((100, 50, 32), 1.0, 1), ((100, 50, 31), 1.0, 0), ((81, 50), 0.0, 1),
+    ],
+)  # fmt: skip
+def test_a_teacher_with_which_the_prompt_would_be_too_long_is_left_out_and_counted(
+    prepared: Callable[..., Any], budget: tuple[int, ...], share: float, kept: int
+) -> None:
+    counts, prompts, store = prepared(_row(RIGHT), budget=budget, prompt_format=_shown(share=share))
+    assert (len(store["p-1"]), counts["teachers"], counts["teachers_too_long_to_show"]) == (kept, kept, 1 - kept)
+    assert counts["prompts_without_teacher"] == 1 - kept and len(prompts) == 1
+
+
+def test_shown_prompts_come_with_their_teachers_however_these_are_verified_in_parts(
+    prepared: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_files, "_BATCH", 2)
+    monkeypatch.setattr(train_files, "_TOKENS", 15)
+    rows = [_row(RIGHT, uid=f"p-{number}", prompt=f"Make {number}.") for number in range(5)]
+    _, _, store = prepared(*rows, prompt_format=_shown("{question}{teacher}"))
+    assert [store.shown_prompt(f"p-{number}", "!") for number in range(5)] == [f"Make {n}.!" for n in range(5)]

@@ -98,6 +98,8 @@ def _others(how: dict[str, Any], letters: Any) -> dict[str, list[Any]]:
         "prompt_format": [
             PromptFormat(True, None), PromptFormat(False, "Q: {}"),
             *(PromptFormat(False, None, template) for template in TEMPLATES.values()),
+            PromptFormat(False, None, shown_share=0.5), PromptFormat(False, None, shown_share=1.0),
+            PromptFormat(False, None, shown_template="{question} {teacher}", shown_share=1.0),
         ],
         "budget": [Budget(101, 30), Budget(100, 31), Budget(100, None), Budget(100, 30, 20)],
         "rules": [dataclasses.replace(how["rules"], **{n: v}) for n, v in _other_rules().items() if n != "own"],

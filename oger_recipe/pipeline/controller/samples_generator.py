@@ -3,6 +3,7 @@
 Rollouts come back in the order of their prompts, whichever is sampled first.
 """
 
+import functools
 import heapq
 import itertools
 import json
@@ -22,7 +23,7 @@ from oger_recipe.grading.rules import TIMES_ASKED
 from oger_recipe.pipeline.controller.refill import GroupFilter
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.draw import draw, may_enter
-from oger_recipe.teachers.store import Teacher, TeacherStore
+from oger_recipe.teachers.store import Teacher, TeacherStore, beginning
 
 
 def _place(sample: Experience) -> int:
@@ -43,7 +44,6 @@ class OgerSamplesGenerator(SamplesGenerator):
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.settings = OgerSettings.of(self.args.oger)
-        self._store: TeacherStore | None = None
         self._filter = GroupFilter(self.settings, self.args)
         self.filtering: dict[str, float] = {}  # metrics of the last batch, where dynamic filtering is on
         self._kept = 0.0  # percent of the last batch's prompts
@@ -113,12 +113,14 @@ class OgerSamplesGenerator(SamplesGenerator):
             self.filtering = {f"rollout/{name}": float(number) for name, number in counts.items()}
         return sorted(itertools.chain(*wanted, *filling), key=_place), drawn, exhausted
 
+    @functools.cached_property
+    def _store(self) -> TeacherStore:
+        return TeacherStore(Path(self.args.oger.run_dir) / "data" / "teachers.arrow")
+
     def _teachers(self, rollout: Experience) -> list[Teacher]:
         return self._teachers_of(json.loads(rollout.labels[0])["uid"])
 
     def _teachers_of(self, uid: str) -> list[Teacher]:
-        if self._store is None:
-            self._store = TeacherStore(Path(self.args.oger.run_dir) / "data" / "teachers.arrow")
         return self._store[uid]
 
     def _dispatch_prompts_to_vllm(
@@ -133,11 +135,13 @@ class OgerSamplesGenerator(SamplesGenerator):
         refs = []
         guided, steps = generate_kwargs.get("guided", False), self.settings.steps.sampling
         for prompt, label, image in zip(prompts, labels, images or [None] * len(prompts), strict=True):
-            more: dict[str, Any] = {"prefixes": self._prefixes(json.loads(label)["uid"])} if guided else {}
+            known = json.loads(label)
+            more: dict[str, Any] = {"prefixes": self._prefixes(known["uid"])} if guided else {}
             more |= {"steps": steps} if steps is not None else {}
-            count = 1 if generate_kwargs.get("greedy") else samples * json.loads(label).get(TIMES_ASKED, 1)
+            count = 1 if generate_kwargs.get("greedy") else samples * known.get(TIMES_ASKED, 1)
             place = self.asked
             trains = "guided" in generate_kwargs
+            shown = self._with_hint(prompt, known["uid"]) if trains else prompt
             if trains and self.settings.rollouts.deterministic:  # a prompt that comes twice is sampled twice
                 params.seed = stable_seed(self.args.train.seed, self.step, place)
             self.asked += count
@@ -145,7 +149,7 @@ class OgerSamplesGenerator(SamplesGenerator):
             heapq.heappush(heap, (load + count, index))
             refs.append(
                 self.vllm_engines[index].generate_responses.remote(
-                    prompt=prompt,
+                    prompt=shown,
                     label=label,
                     sampling_params=params.clone(),
                     max_length=generate_kwargs.get("max_len", 2048),
@@ -158,6 +162,17 @@ class OgerSamplesGenerator(SamplesGenerator):
             )
         self._tell_count(generate_kwargs)
         return refs
+
+    def _with_hint(self, prompt: str, uid: str) -> str:
+        """Return the prompt that shows the beginning of a teacher; as it is where none has to be shown."""
+        settings = self.settings.teachers
+        teachers = may_enter(self._teachers_of(uid), settings) if settings.hint_share else []
+        if not teachers:
+            return prompt
+        generator = torch.Generator().manual_seed(stable_seed(self.args.train.seed, uid, self.step))
+        (teacher,) = draw(teachers, 1, settings, generator, self.step)
+        hint = beginning(teacher.text, settings.hint_share)
+        return self._store.shown_prompt(uid, hint) if hint else prompt
 
     def _prefixes(self, uid: str) -> list[list[int]]:
         """Return the teacher's tokens that each rollout of a group begins with; none for a prompt without teachers."""
