@@ -375,6 +375,8 @@ TABLE: tuple[Metric, ...] = (
        advice="Near 0: the encoder sees no difference. oger.similarity_shaping, oger.similarity_centred, "
        "oger.embedding_part or another encoder may."),
     _M("oger/bonus_weight", TEACHERS, "weight of the bonus", "", _STEP, "oger.bonus_weight by its schedule."),
+    _M("oger/hint_share", TEACHERS, "share in the hints", "share", _STEP, "Share of a teacher trajectory that prompts "
+       "show, by its schedule. Solve rates of the step are with these hints; evaluation has none."),
     _M("oger/embedding_share_read", TEACHERS, "share of texts embedded", "share", "a sample of rollouts and teachers",
        "Share of the tokens that the encoder reads; similarity and bonus speak of that part alone. Missing where "
        "nothing is compared.", (0.995, None), "above 0.995; below the run says so once",

@@ -64,7 +64,8 @@ class OgerSettings:
     @property
     def shown_share(self) -> float:
         """The largest share of a teacher trajectory that a prompt shows."""
-        return self.teachers.hint_share
+        moves = self.teachers.hint_share > 0 and self.teachers.hint_schedule != "constant"
+        return max(self.teachers.hint_share, self.teachers.hint_share_end if moves else 0.0)
 
     @property
     def shows_teachers(self) -> bool:

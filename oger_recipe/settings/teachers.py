@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from oger_recipe.algorithm.exploration import SCHEDULES, scheduled_weight
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, DRAWS, REPLACE_MODES, TAUGHT_GROUPS
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
 from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, SHARE, Range
@@ -23,6 +24,8 @@ _DRAWN = Need(
     "a teacher in a group or a prompt (oger.max_replace_num, oger.n_prefix or oger.hint_share)",
     lambda oger, value: oger.teachers_enter or oger.shows_teachers,
 )
+_HINTS = need("oger.hint_share")
+_HINTS_MOVE = (_HINTS, need("oger.hint_schedule", *(name for name in SCHEDULES if name != "constant")))
 _HISTORY = need("oger.use_history_samples")
 _REPLACED = need("oger.max_replace_num")
 _GUIDED = need("oger.n_prefix")
@@ -95,6 +98,18 @@ class TeacherSettings(Section):
     hint_share: float = setting(
         0.0, "share of a teacher trajectory, its beginning, that the prompt of rollouts shows (QuestA)", range=SHARE
     )
+    hint_schedule: str = setting(
+        "constant",
+        "schedule of that share over the steps, from hint_share to hint_share_end",
+        choices=SCHEDULES,
+        needs=_HINTS,
+    )
+    hint_share_end: float = setting(
+        0.0, "the share at the end of a linear or cosine schedule", range=SHARE, needs=_HINTS_MOVE
+    )
+    hint_schedule_steps: int | None = setting(
+        None, "steps of the schedule (default: all steps of the run)", range=COUNT, needs=_HINTS_MOVE
+    )
     shown_template: str = setting(
         SHOWN, "what takes the question's place in a prompt that shows {teacher}, with its {question}", needs=_SHOWS
     )
@@ -102,6 +117,16 @@ class TeacherSettings(Section):
         False, "also use the policy's own earlier correct rollouts as references", needs=COMPARED
     )
     history_size: int = setting(4, "most earlier correct rollouts to keep per prompt", range=COUNT, needs=_HISTORY)
+
+    def hint_share_at(self, step: int, planned_steps: int) -> float:
+        """Return the share of a teacher trajectory that prompts show at a step (from 1) of a run."""
+        return scheduled_weight(
+            step,
+            start=self.hint_share,
+            end=self.hint_share_end,
+            steps=self.hint_schedule_steps or planned_steps,
+            schedule=self.hint_schedule,
+        )
 
 
 @dataclass(frozen=True)
@@ -125,7 +150,7 @@ class PrefixSettings(Section):
     )
     prefix_steps: int = setting(
         1000,
-        "steps over which the share of linear, linear_max and reverse_linear changes",
+        "steps over which the share of every strategy but random and fixed changes",
         range=COUNT,
         needs=_read("prefix_steps"),
     )

@@ -104,6 +104,11 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (NO_TEACHERS, {"teacher_draw": "shortest"}, NO_TEACHERS | {"hint_share": 0.5}),
     (NO_TEACHERS | OFF, {"teacher_sources": ("a",)}, NO_TEACHERS | OFF | {"hint_share": 0.5}),
     ({}, {"shown_template": "{question} {teacher}"}, {"hint_share": 0.5}),
+    ({}, {"hint_schedule": "linear"}, {"hint_share": 0.5}),
+    *(
+        ({"hint_share": 0.5}, {name: value}, {"hint_share": 0.5, "hint_schedule": "linear"})
+        for name, value in (("hint_share_end", 0.2), ("hint_schedule_steps", 5))
+    ),
     (NO_TEACHERS, {"replace_mode": "random"}, {}),
     (NO_TEACHERS, {"all_correct_group": "clip"}, {}),
     (NO_TEACHERS, {"teacher_gate": 0.5}, {}),

@@ -53,7 +53,7 @@ ELSEWHERE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "test_guided_rollouts.py",
         "test_the_prompt_of_training_rollouts_shows_the_first_share_of_a_teacher",
-        ("hint_share",),
+        ("hint_share", "hint_share_end", "hint_schedule", "hint_schedule_steps"),
     ),
     (
         "test_experience_maker.py",

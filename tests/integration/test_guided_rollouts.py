@@ -146,6 +146,27 @@ def test_the_prompt_of_training_rollouts_shows_the_first_share_of_a_teacher(gene
     assert _asked(generator, monkeypatch, "--oger.hint_share=0.1", guided=False)[1:] == plain[1:]  # less than a letter
 
 
+@pytest.mark.parametrize(
+    ("flags", "lengths"),
+    [
+        (["--oger.hint_schedule=constant"], [8, 8, 8, 8]),
+        (["--oger.hint_schedule=linear"], [8, 6, 4, 2]),  # over the run's five steps: a quarter of 0.8 a step
+        (["--oger.hint_schedule=linear", "--oger.hint_share_end=0.4"], [8, 7, 6, 5]),
+        (["--oger.hint_schedule=linear", "--oger.hint_schedule_steps=3"], [8, 4, 0, 0]),
+        (["--oger.hint_schedule=cosine", "--oger.hint_schedule_steps=3"], [8, 4, 0, 0]),
+        (["--oger.hint_schedule=cosine"], [8, 6, 4, 1]),  # 0.8 (1 + cos(pi / 4)) / 2 = 0.683, the other 0.117
+    ],
+    ids=str,
+)  # fmt: skip
+def test_hints_follow_their_schedule(generator, monkeypatch, flags, lengths):
+    ten = Teacher("ten", "abcdefghij", [1] * 11, 1.0, 1.0)
+    monkeypatch.setattr(OgerSamplesGenerator, "planned_steps", 5)
+    monkeypatch.setattr(OgerSamplesGenerator, "_teachers_of", lambda self, uid: [ten] * (uid == "lone"))
+    for step, length in enumerate(lengths, start=1):
+        asked = _asked(generator, monkeypatch, "--oger.hint_share=0.8", *flags, step=step, guided=False)[1]
+        assert asked == (f"<lone>{'abcdefghij'[:length]}|" if length else "Q lone"), step
+
+
 def test_no_hint_is_of_a_teacher_that_may_not_enter(generator, monkeypatch):
     weights = ("--oger.teacher_draw=source_weights", "--oger.teacher_source_weights=long=0")
     asked = _asked(generator, monkeypatch, "--oger.hint_share=1", *weights, guided=False)

@@ -22,6 +22,7 @@ OPTIONS = {
         "--algo.kl.target=0.1", "--oger.kl_stop=100", "--actor.entropy_coef=0.01", "--algo.dynamic_filtering_enable",
     ],
     "luffy_cpu with options": ["--oger.sft_loss_schedule=linear", "--algo.advantage.is_correction_level=token"],
+    "grpo_cpu with options": ["--oger.hint_share=0.5", "--data.max_len=256"],
 }  # fmt: skip
 # Every kind of source that writes numbers about a step. The models are untrained, and no judge's verdict can be read.
 HERE = {"place": "in_process", "max_new_tokens": 4}

@@ -135,13 +135,14 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         experiences = super().make_experience_batch(step.batch.samples)
         say_no_advantage(experiences, step.rewards.dropped, step.number, self.run_dir)
         step.advantages = self._by_row(experiences, lambda each: of_first_token(each.advantages, each.action_mask))
-        paid = step.rewards.steps
+        paid, hints = step.rewards.steps, self.settings.teachers
         step.step_advantages = None if paid is None else advantages_of_steps(experiences, paid.mask.shape[2])
         step.metrics = (
             step.of_engine
             | self.dropped
             | nonfinite.counts(step)
             | {"oger/bonus_weight": step.bonus_weight}
+            | ({"oger/hint_share": hints.hint_share_at(self.step, self.planned_steps)} if hints.hint_share else {})
             | metrics_of(step)
             | self.reward_sources.watch.look_at(step)
             | {"oger/embedding_share_read": share_read(self.measure, step.rollouts, step.batch)}

@@ -36,6 +36,7 @@ class OgerSamplesGenerator(SamplesGenerator):
 
     steps_left: int | None = None
     step = 0  # the trainer's: of the batch that is sampled, or was last; set when a run is resumed
+    planned_steps = 1  # of the run; set by the trainer
     arrived: Callable[[Experience], None] | None = None  # told of every rollout of a training batch as it comes
     counted: Callable[[str, int, int], None] | None = None  # told how many "rollouts" or "answers" came, of how many
     stop_is_asked: Callable[[], bool] | None = None  # of the run, before every batch
@@ -171,7 +172,7 @@ class OgerSamplesGenerator(SamplesGenerator):
             return prompt
         generator = torch.Generator().manual_seed(stable_seed(self.args.train.seed, uid, self.step))
         (teacher,) = draw(teachers, 1, settings, generator, self.step)
-        hint = beginning(teacher.text, settings.hint_share)
+        hint = beginning(teacher.text, settings.hint_share_at(self.step, self.planned_steps))
         return self._store.shown_prompt(uid, hint) if hint else prompt
 
     def _prefixes(self, uid: str) -> list[list[int]]:
