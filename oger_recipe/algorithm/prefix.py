@@ -1,12 +1,19 @@
-"""Prefix guidance: how much of a teacher's trajectory a rollout begins with (LUFFY, arXiv 2504.14945)."""
+"""Prefix guidance: how much of a teacher's trajectory a rollout begins with (LUFFY, arXiv 2504.14945).
 
+`cosine` falls as in Prefix-RFT (arXiv 2507.01679), `binomial` as in UFT (arXiv 2505.16984).
+"""
+
+import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 
 import torch
 
 _WINDOWS = 10  # linear_max and reverse_linear move in so many stages
+_PARTS = 5  # of a trajectory, of which binomial shows some
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,12 @@ class Guidance:
     def stage(self) -> int:
         """The tenth of `prefix_steps` that the step is in, 0 to 9; 9 after them."""
         return min(max(self.step - 1, 0) * _WINDOWS // self.prefix_steps, _WINDOWS - 1)
+
+    @property
+    def falling(self) -> Fraction:
+        """The share that falls along a cosine from `max_prefix_ratio` to `min_prefix_ratio`, in `prefix_steps`."""
+        left = Fraction((1 + math.cos(math.pi * min(self.step / self.prefix_steps, 1))) / 2)
+        return self.min_prefix_ratio + (self.max_prefix_ratio - self.min_prefix_ratio) * left
 
 
 @dataclass(frozen=True)
@@ -60,12 +73,27 @@ def _reverse_linear(given: Guidance, drawn: list[Fraction]) -> list[Fraction]:
     return [given.prefix_linear_max_ratio * (given.stage + 1) / _WINDOWS * u for u in drawn]
 
 
+def _cosine(given: Guidance, drawn: list[Fraction]) -> list[Fraction]:
+    return [given.falling] * len(drawn)
+
+
+def _binomial(given: Guidance, drawn: list[Fraction]) -> list[Fraction]:
+    if given.step > given.prefix_steps:
+        return [Fraction(0)] * len(drawn)
+    p = given.falling
+    chances = [math.comb(_PARTS, k) * p**k * (1 - p) ** (_PARTS - k) for k in range(_PARTS)]
+    bounds = [*accumulate(chances)]  # a draw is above as many of them as it has parts
+    return [Fraction(bisect_right(bounds, u), _PARTS) for u in drawn]
+
+
 _BOUNDS = ("min_prefix_ratio", "max_prefix_ratio")
 PREFIX_STRATEGIES: dict[str, PrefixStrategy] = {
     "random": PrefixStrategy(_random, _BOUNDS),
     "linear": PrefixStrategy(_linear, (*_BOUNDS, "prefix_steps")),
     "linear_max": PrefixStrategy(_linear_max, ("prefix_steps", "prefix_linear_max_ratio")),
     "reverse_linear": PrefixStrategy(_reverse_linear, ("prefix_steps", "prefix_linear_max_ratio")),
+    "cosine": PrefixStrategy(_cosine, (*_BOUNDS, "prefix_steps")),
+    "binomial": PrefixStrategy(_binomial, (*_BOUNDS, "prefix_steps")),
     "fixed": PrefixStrategy(_fixed, _BOUNDS, shared=lambda given: given.max_prefix_ratio),
 }
 
@@ -91,6 +119,8 @@ def prefix_ratios(
         linear:          max (1 - step/steps), the same for all, not below min
         linear_max:      b u, b falling in ten stages over `steps` from linear_max_ratio to a tenth of it
         reverse_linear:  b u, b rising in the same stages
+        cosine:          p = min + (max - min) (1 + cos(pi step/steps)) / 2, the same for all; min after `steps`
+        binomial:        k/5, k drawn from Bin(5, p) by u; 0 after `steps`
         fixed:           evenly spaced from min to max over the guided rollouts; one alone gets max
 
     With `share` all guided rollouts have the first one's ratio (fixed: max).

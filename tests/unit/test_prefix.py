@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES, prefix_length, prefix_ratios
+from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES, Guidance, prefix_length, prefix_ratios
 
 
 def ratios(n: int = 4, seed: int = 0, **options) -> list[float]:
@@ -85,6 +85,45 @@ def test_fixed_ratios_are_evenly_spaced_and_one_alone_gets_the_maximum() -> None
     assert ratios(strategy="fixed", n_prefix=1) == [0.8, 0.0, 0.0, 0.0]
     assert ratios(strategy="fixed", min_ratio=0.3, max_ratio=0.3) == pytest.approx([0.3] * 4)
     assert ratios(strategy="fixed", share=True) == [0.8] * 4
+
+
+def _shares(max_ratio: float, min_ratio: float, steps: int) -> list[float]:
+    return [min_ratio + (max_ratio - min_ratio) * (1 + math.cos(math.pi * t / steps)) / 2 for t in range(1, steps + 1)]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_the_cosines_share_falls_from_max_to_min_and_is_one_value(share: bool) -> None:
+    found = [ratios(3, strategy="cosine", steps=4, step=step, share=share) for step in range(1, 7)]
+    # 0.2 + 0.6 (1 + cos(pi/4)) / 2 = 0.7121; half way 0.5; then 0.2879, and 0.2 from the fourth step on
+    expected = [0.7121320344, 0.5, 0.2878679656, 0.2, 0.2, 0.2]
+    assert found == [pytest.approx([each] * 3) for each in expected]
+    assert found[:4] == [pytest.approx([each] * 3) for each in _shares(0.8, 0.2, 4)]
+
+
+def test_binomial_shares_are_fifths_as_often_as_ufts_formula_says() -> None:
+    """p(t) = 0.05 + 0.45 (1 + cos(pi t / 300)) of 300 steps; then no hint."""
+    settings = {"strategy": "binomial", "min_ratio": 0.05, "max_ratio": 0.95, "steps": 300}
+    for step, p in ((1, 0.95), (150, 0.5), (300, 0.05)):
+        assert _shares(0.95, 0.05, 300)[step - 1] == pytest.approx(p, abs=1e-4)
+        drawn = ratios(4000, step=step, **settings)
+        for parts in range(6):
+            chance = math.comb(5, parts) * p**parts * (1 - p) ** (5 - parts)
+            found = sum(round(5 * ratio) == parts for ratio in drawn) / 4000
+            assert found == pytest.approx(chance, abs=4.5 * math.sqrt(chance / 4000) + 1e-4), (step, parts)
+        assert {ratio for ratio in drawn} <= {0.0, 0.2, 0.4, 0.6, 0.8, 1.0}
+    assert ratios(50, step=301, **settings) == [0.0] * 50
+    together = ratios(50, step=150, share=True, **settings)
+    assert len({*together}) == 1 and together[0] == ratios(50, step=150, **settings)[0]
+
+
+def test_a_binomial_draw_is_the_number_of_bounds_below_it() -> None:
+    """p = 0.5: 1, 6, 16, 26 and 31 of 32 are the bounds; a draw on one of them is above it."""
+    given = Guidance(Fraction(1, 2), Fraction(1, 2), 10, Fraction(1), step=3)
+    drawn = [
+        Fraction(32 * n + m, 1024) for n, m in ((0, 0), (0, 31), (1, 0), (5, 31), (6, 0), (30, 31), (31, 0), (31, 31))
+    ]
+    found = PREFIX_STRATEGIES["binomial"].ratios(given, drawn)
+    assert [5 * share for share in found] == [0, 0, 1, 1, 2, 4, 5, 5]
 
 
 def test_a_prefix_is_at_most_its_share_of_the_tokens_as_it_is_written() -> None:
