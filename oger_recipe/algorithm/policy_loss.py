@@ -26,6 +26,9 @@ teacher tokens, whatever teacher_loss is: off_policy_ratio is PPO's under ppo, t
 clamped. off_policy_loss is without sft_loss_coef, and under reshape_sft without the supervised term.
 ppo_kl is the mean of -d, approx_kl that of e^d - 1 - d (k3, http://joschu.net/blog/kl-approx.html) with
 d = log pi_theta - log pi_old, both over the rollout_tokens that enter the loss.
+teacher_top_entropy_share below 1: of each row's teacher tokens in action_mask, those that are not among the share of
+highest entropy (rounded up, earlier tokens first) have a loss of 0, whatever teacher_loss is (Prefix-RFT, arXiv
+2507.01679). They change no total, and off_policy_loss is a mean over them too.
 rollout_weights [B, T], where given, multiply the losses of rollout tokens, on_policy_loss included
 (algorithm/engine_ratio.py). They change no total.
 loss_units makes steps of reasoning of rollout tokens before they come here: then "rollout token" is a step.
@@ -40,6 +43,7 @@ import torch
 from torch import Tensor
 
 from oger_recipe.algorithm.reshape import MAX_LOG_RATIO, reshape_probability, reshape_ratio
+from oger_recipe.algorithm.token_stats import of_highest_entropy
 
 _TEACHER_PROB_EPS = 1e-6
 _T = TypeVar("_T")
@@ -99,6 +103,7 @@ def hybrid_policy_loss(
     off_policy_max_clip: float | None = None, off_policy_min_clip: float | None = None,
     teacher_probs: Tensor | None = None, teacher_loss: str = "reshape", sft_loss_coef: float | Tensor = 1.0,
     rollout_loss_coef: float | Tensor = 1.0, sft_token_weight: str = "none", entropy: Tensor | None = None,
+    teacher_top_entropy_share: float = 1.0,
     on_policy_reshape: str = "no_reshape", on_policy_reshape_weight: float = 0.1, on_policy_reshape_power: float = 0.5,
     clip_low: float = 0.2, clip_high: float = 0.2, use_clip: bool = True, all_max_clip: float | None = None,
     rollout_weights: Tensor | None = None,
@@ -111,7 +116,7 @@ def hybrid_policy_loss(
     inside are the teacher's where off_policy_mask is set. Only log_probs receives a gradient. reshape_probability
     explains `reshape`, reshape_ratio `on_policy_reshape`, aggregate_token_loss `aggregation`, `max_response_length`
     and the totals, the module the rest. entropy (nats) is the policy's at each token. Raises ValueError for differing
-    shapes, for unknown names, and for a weight that reads the entropy where none is given.
+    shapes, for unknown names, and for a weight or a share that reads the entropy where none is given.
     """
     given = tuple(each for each in (teacher_probs, rollout_weights, entropy) if each is not None)
     _require_one_shape(log_probs, old_log_probs, advantages, action_mask, off_policy_mask, *given)
@@ -120,6 +125,8 @@ def hybrid_policy_loss(
     if weigh.reads_entropy and entropy is None:
         raise ValueError(f"sft_token_weight={sft_token_weight!r} needs the entropy of tokens")
     tokens = _tokens(log_probs, old_log_probs, advantages, action_mask, off_policy_mask, all_max_clip)
+    if teacher_top_entropy_share < 1 and entropy is None:
+        raise ValueError(f"teacher_top_entropy_share={teacher_top_entropy_share} needs the entropy of tokens")
     as_rollout = tokens.kept if how.as_rollouts else tokens.is_rollout
     rollout_reshaping = (on_policy_reshape, on_policy_reshape_weight, on_policy_reshape_power)
     on, clipped = _rollout_terms(tokens, as_rollout, rollout_reshaping, (clip_low, clip_high) if use_clip else None)
@@ -128,6 +135,11 @@ def hybrid_policy_loss(
         on = replace(on, loss=on.loss * weights)
     bounds = (off_policy_min_clip, off_policy_max_clip) if how.reshapes else (None, None)
     off, unbounded = _teacher_terms(tokens, how, on, (reshape, reshape_weight, reshape_power), bounds, teacher_probs)
+    learnt = torch.ones_like(tokens.is_action)
+    if teacher_top_entropy_share < 1 and entropy is not None:
+        is_taught = tokens.is_action & tokens.is_off_policy
+        learnt = ~is_taught | of_highest_entropy(entropy, is_taught, teacher_top_entropy_share)
+    on, off = (replace(terms, loss=torch.where(learnt, terms.loss, 0.0)) for terms in (on, off))
     aggregated = partial(
         aggregate_token_loss,
         aggregation=aggregation,
@@ -140,7 +152,7 @@ def hybrid_policy_loss(
     else:
         loss = aggregated(torch.where(tokens.is_teacher, off.loss, on.loss), tokens.kept)
     if how.supervised:
-        supervised = _supervised(tokens, weigh, entropy)
+        supervised = torch.where(learnt, _supervised(tokens, weigh, entropy), 0.0)
         taught = tokens.is_teacher.sum() if num_teacher_tokens is None else num_teacher_tokens
         loss = rollout_loss_coef * loss + sft_loss_coef * _divide(supervised.sum(), taught)
         off = _Terms(supervised, off.ratio) if how.apart else off

@@ -98,6 +98,14 @@ def tokens_of_share(counts: Tensor, share: float) -> Tensor:
     return taken.clamp(min=1).minimum(counts)
 
 
+def of_highest_entropy(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
+    """Mark the share (`tokens_of_share`) of each row's tokens in the bool mask [B, T] that have the highest entropy
+    [B, T]; of equal ones the first. Returns bool [B, T]."""
+    order = entropy.detach().masked_fill(~mask, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    rank = order.argsort(dim=1)
+    return mask & (rank < tokens_of_share(mask.sum(dim=1), share).unsqueeze(1))
+
+
 def _mean_of_highest(entropy: Tensor, mask: Tensor, taken: Tensor) -> Tensor:
     ranked = entropy.masked_fill(~mask, -torch.inf).sort(dim=1, descending=True).values
     chosen = torch.arange(mask.shape[1], device=mask.device).unsqueeze(0) < taken.unsqueeze(1)

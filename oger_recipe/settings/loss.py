@@ -8,7 +8,7 @@ from oger_recipe.algorithm.batches import RATIO_LEVELS
 from oger_recipe.algorithm.exploration import SCHEDULES, scheduled_weight
 from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES, TOKEN_WEIGHTS
 from oger_recipe.algorithm.reshape import RESHAPES
-from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, POSITIVE, WEIGHT
+from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, PART, POSITIVE, WEIGHT
 from oger_recipe.settings.fields import Need, Section, need, need_reader, setting
 from oger_recipe.settings.teachers import TAUGHT
 
@@ -56,6 +56,13 @@ class LossSettings(Section):
         "reshape",
         "loss of teacher tokens: -A f(p), PPO's, supervised, or the first and the supervised one",
         choices=TEACHER_LOSSES,
+        needs=TAUGHT,
+    )
+    off_policy_top_entropy_share: float = setting(
+        1.0,
+        "share of each row's teacher tokens that are learnt, those of the policy's highest entropy (Prefix-RFT); the "
+        "others' loss is 0, and they still count where the loss is divided",
+        range=PART,
         needs=TAUGHT,
     )
     sft_token_weight: str = setting(

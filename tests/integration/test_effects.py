@@ -104,6 +104,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (NO_TEACHERS, {"teacher_draw": "shortest"}, NO_TEACHERS | {"hint_share": 0.5}),
     (NO_TEACHERS | OFF, {"teacher_sources": ("a",)}, NO_TEACHERS | OFF | {"hint_share": 0.5}),
     ({}, {"shown_template": "{question} {teacher}"}, {"hint_share": 0.5}),
+    (NO_TEACHERS, {"off_policy_top_entropy_share": 0.2}, GUIDED),
     ({}, {"hint_schedule": "linear"}, {"hint_share": 0.5}),
     *(
         ({"hint_share": 0.5}, {name: value}, {"hint_share": 0.5, "hint_schedule": "linear"})

@@ -75,6 +75,11 @@ ELSEWHERE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "test_weight_and_mixture_of_the_supervised_loss_however_the_step_is_cut",
         ("sft_token_weight", "sft_loss_mixture"),
     ),
+    (
+        "test_policy_trainer.py",
+        "test_teacher_tokens_of_low_entropy_have_no_loss_and_count_however_the_step_is_cut",
+        ("off_policy_top_entropy_share",),
+    ),
     ("test_experience_maker.py", "test_the_fine_enters_the_group_mean_however_the_step_is_cut", ("non_stop_penalty",)),
     (
         "test_experience_maker.py",

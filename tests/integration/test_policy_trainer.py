@@ -207,6 +207,31 @@ def test_weight_and_mixture_of_the_supervised_loss_however_the_step_is_cut(weigh
         assert ("sft_loss_coef" in status) == (mu is not None)
 
 
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("teacher_loss", ["ppo", "sft"])
+def test_teacher_tokens_of_low_entropy_have_no_loss_and_count_however_the_step_is_cut(
+    teacher_loss, aggregation, train
+) -> None:
+    """Of a teacher's 3 tokens the last is learnt, of the 4 before a rollout the last two: entropies rise."""
+    flags = (f"--oger.off_policy_loss={teacher_loss}", f"--oger.loss_aggregation={aggregation}")
+    flags += ("--oger.off_policy_top_entropy_share=0.3", "--oger.sft_loss_coef=0.5")
+    tokens = {row: [20 * row + 3 + place for place in range(length)] for row, length in enumerate(LENGTHS)}
+    supervised = teacher_loss == "sft"
+    counted = {row: of_row[{0: 3, 1: 4}.get(row, 0) if supervised else 0 :] for row, of_row in tokens.items()}
+    expected = 0.5 * (5 + 25 + 26) / 7 if supervised else 0.0
+    for row, of_row in tokens.items():
+        learnt = {0: [] if supervised else [5], 1: of_row[4:] if supervised else of_row[2:]}.get(row, of_row)
+        divisor = {
+            "token_mean": sum(map(len, counted.values())),
+            "sequence_mean": sum(map(bool, counted.values())) * len(counted[row]),
+            "constant": 8 * 12,
+        }[aggregation]
+        expected += sum((row - 3.5) * token / divisor for token in learnt)
+    for size in (len(LENGTHS), 2):
+        model, _ = train(size, *flags, begun=4, entropies=False)
+        assert model.weight.grad.item() == pytest.approx(expected, rel=1e-4)
+
+
 def test_an_optimizer_step_that_has_nothing_left_changes_nothing(train) -> None:
     model, status = train(2, "--actor.entropy_coef=0.5", left_out=tuple(range(len(LENGTHS))))
     assert model.weight.grad.item() == 0.0

@@ -55,7 +55,8 @@ class HybridPolicyLoss(torch.nn.Module):
         clip_low, clip_high = args.actor.eps_clip_low_high
         how, aggregation = TEACHER_LOSSES[settings.off_policy_loss], AGGREGATIONS[settings.loss_aggregation]
         self.by_step = settings.ratio_level == "step"
-        self.reads_entropy = how.supervised and TOKEN_WEIGHTS[settings.sft_token_weight].reads_entropy
+        weighs_entropy = how.supervised and TOKEN_WEIGHTS[settings.sft_token_weight].reads_entropy
+        self.reads_entropy = weighs_entropy or settings.off_policy_top_entropy_share < 1
         self._sft_loss_coef, self._is_mixture = settings.sft_loss_coef, settings.sft_loss_mixture
         self._counts_rollout_tokens = how.apart
         self._counts_rollout_rows = how.apart and aggregation.rows_with_tokens
@@ -70,6 +71,7 @@ class HybridPolicyLoss(torch.nn.Module):
             aggregation=settings.loss_aggregation,
             teacher_loss=settings.off_policy_loss,
             sft_token_weight=settings.sft_token_weight if how.supervised else "none",
+            teacher_top_entropy_share=settings.off_policy_top_entropy_share,
             off_policy_max_clip=settings.off_policy_max_clip,
             off_policy_min_clip=settings.off_policy_min_clip,
             all_max_clip=settings.all_max_clip,
