@@ -25,7 +25,7 @@ TWINS = sorted(
 # What a small model on other data may change: model, data, sizes with the learning rates that go with them, machine.
 FREE = (
     *("oger.task.", "oger.task_name", "oger.stop", "oger.eval.", "oger.prompts_per_update", "oger.max_prompt_length"),
-    *("oger.sft_loss_warmup_steps", "oger.sft_loss_schedule_steps"),
+    *("oger.sft_loss_warmup_steps", "oger.sft_loss_schedule_steps", "oger.prefix_steps"),
     *("oger.total_training_steps", "oger.sft.batch_size", "oger.sft.micro_batch_size", "oger.sft.lr"),
     *("actor.model_name_or_path", "actor.adam.lr", "actor.num_", "actor.gradient_checkpointing", "critic.adam.lr"),
     *("critic.num_", "ref.", "data.prompt_dataset", "data.input_key", "data.label_key", "data.max_len"),
@@ -54,8 +54,8 @@ def without_models(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_method_has_a_twin() -> None:
-    methods = {"oger_paper", "oger", "luffy", "grpo", "sft_then_rl", "hpt", "chord", "srft"}
-    methods |= {"oat_gsm8k_ppo", "oat_countdown_grpo"}
+    methods = {"oger_paper", "oger", "luffy", "grpo", "sft_then_rl", "hpt", "chord", "srft", "questa"}
+    methods |= {"oat_gsm8k_ppo", "oat_countdown_grpo", "uft", "prefix_rft"}
     of_steps = {"openr_math_appo", "openr_math_grpo", "openr_math_tppo", "process_rloo"}
     assert methods | of_steps | {"grm_multi_rm"} <= set(TWINS)
     assert {"maxrl", "passk", "dapo", "uniqueness"} <= set(TWINS)
