@@ -206,3 +206,14 @@ def test_a_source_without_name_or_kind_is_refused(read: Callable[..., Any], item
 def test_sources_that_are_no_list_are_refused(read: Callable[..., Any], text: str) -> None:
     with pytest.raises(RecipeError, match=r"^\S*recipe\.yaml:1: .*oger\.reward\.sources.* mappings"):
         read(f"oger: {{reward: {{sources: {text}}}}}")
+
+
+def test_hints_need_a_length_of_responses_that_is_not_what_the_prompt_leaves(parser: argparse.ArgumentParser) -> None:
+    value = defaults(parser) | {"oger.hint_share": 0.5}
+    said = "oger.hint_share makes prompts longer and would shorten their responses: set rollout.max_new_tokens"
+    assert list(combination_problems(value)) == [said]
+    assert list(combination_problems(value | {"rollout.max_new_tokens": 64})) == []
+    moving = {"oger.hint_schedule": "linear", "oger.hint_share_end": 0.75}
+    shares = [OgerSettings.of(each).shown_share for each in (defaults(parser), value, value | moving)]
+    assert shares == [0.0, 0.5, 0.75]
+    assert OgerSettings.of(defaults(parser) | moving).shown_share == 0.0
