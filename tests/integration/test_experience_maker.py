@@ -366,6 +366,16 @@ def test_the_weight_of_the_supervised_loss_follows_its_schedule(controller, grou
         assert "sft_loss_coef" not in experience.info
 
 
+def test_the_share_of_a_teacher_in_the_hints_is_a_metric_where_there_are_hints(controller, group):
+    maker = controller("--oger.hint_share=0.8", "--oger.hint_schedule=linear", steps=5)
+    maker.step = 2
+    maker.make_experience_batch(list(group))
+    assert maker.current.metrics["oger/hint_share"] == pytest.approx(0.6)
+    maker = controller()
+    maker.make_experience_batch(list(group))
+    assert "oger/hint_share" not in maker.current.metrics
+
+
 @pytest.mark.parametrize("cut", [4, 1])
 def test_rollouts_may_have_the_advantage_of_their_sign_and_entropy(taught, models, cut):
     """Right, wrong, right, and the teacher; the mean over a response is ten times the entropy at its end."""

@@ -472,6 +472,8 @@ def test_a_run_that_is_ready_says_which_sources_pay(
     trainer.fit()
     (ready, *_) = read_jsonl(trainer.run_dir / "events.jsonl")
     assert (ready["event"], ready["sources"]) == ("ready", sources)
+    assert vars(trainer.samples_generator).items() >= {"step": 2, "planned_steps": ready["steps"]}.items()
+    assert ready["steps"] == trainer.experience_maker.planned_steps == 2
 
 
 def test_what_a_source_has_learnt_is_part_of_the_checkpoint(
