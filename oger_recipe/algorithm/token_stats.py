@@ -103,7 +103,7 @@ def of_highest_entropy(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
     [B, T]; of equal ones the first. Returns bool [B, T]."""
     order = entropy.detach().masked_fill(~mask, -torch.inf).argsort(dim=1, descending=True, stable=True)
     rank = order.argsort(dim=1)
-    return mask & (rank < tokens_of_share(mask.sum(dim=1), share).unsqueeze(1))
+    return rank < tokens_of_share(mask.sum(dim=1), share).unsqueeze(1)  # others come last
 
 
 def _mean_of_highest(entropy: Tensor, mask: Tensor, taken: Tensor) -> Tensor:

@@ -441,7 +441,7 @@ def test_shown_prompts_come_with_their_teachers_however_these_are_verified_in_pa
     prepared: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train_files, "_BATCH", 2)
-    monkeypatch.setattr(train_files, "_TOKENS", 15)
+    monkeypatch.setattr(train_files, "_TOKENS", 30)
     rows = [_row(RIGHT, uid=f"p-{number}", prompt=f"Make {number}.") for number in range(5)]
     _, _, store = prepared(*rows, prompt_format=_shown("{question}{teacher}"))
     assert [store.shown_prompt(f"p-{number}", "!") for number in range(5)] == [f"Make {n}.!" for n in range(5)]
