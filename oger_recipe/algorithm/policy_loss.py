@@ -11,7 +11,8 @@ Other losses for teacher tokens: PPO's own, as if they were rollouts, and the su
 The loss of teacher tokens by `teacher_loss`:
 
     reshape: -A f(p), f(p) clamped to off_policy_min_clip and off_policy_max_clip where given. Where teacher_probs
-             [B, T], the teacher's own probabilities, is given and above 0, f(p) is p / (teacher_prob + 1e-6)
+             [B, T], the teacher's own probabilities, is given and above 0, f(p) is p / (teacher_prob + 1e-6);
+             with reshape_teacher_ratio f(p / teacher_prob), that of the ratio (ExGRPO, arXiv 2510.02245)
     ppo:     that of rollout tokens
     sft:     sft_loss_coef * sum(-w log p) / num_teacher_tokens, added to rollout_loss_coef times the aggregated loss
              of the rollout tokens. num_teacher_tokens (default: this batch's) is of the whole optimizer step.
@@ -101,7 +102,8 @@ def hybrid_policy_loss(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, action_mask: Tensor, off_policy_mask: Tensor, *,
     reshape: str = "p_div_p_0.1", reshape_weight: float = 0.1, reshape_power: float = 0.5,
     off_policy_max_clip: float | None = None, off_policy_min_clip: float | None = None,
-    teacher_probs: Tensor | None = None, teacher_loss: str = "reshape", sft_loss_coef: float | Tensor = 1.0,
+    teacher_probs: Tensor | None = None, reshape_teacher_ratio: bool = False,
+    teacher_loss: str = "reshape", sft_loss_coef: float | Tensor = 1.0,
     rollout_loss_coef: float | Tensor = 1.0, sft_token_weight: str = "none", entropy: Tensor | None = None,
     teacher_top_entropy_share: float = 1.0,
     on_policy_reshape: str = "no_reshape", on_policy_reshape_weight: float = 0.1, on_policy_reshape_power: float = 0.5,
@@ -134,7 +136,9 @@ def hybrid_policy_loss(
         weights = torch.where(tokens.is_rollout, rollout_weights.detach().to(on.loss.dtype), 1.0)
         on = replace(on, loss=on.loss * weights)
     bounds = (off_policy_min_clip, off_policy_max_clip) if how.reshapes else (None, None)
-    off, unbounded = _teacher_terms(tokens, how, on, (reshape, reshape_weight, reshape_power), bounds, teacher_probs)
+    reshaping = (reshape, reshape_weight, reshape_power)
+    unbounded = _unbounded_ratio(tokens, reshaping, teacher_probs, reshape_teacher_ratio)
+    off = _teacher_terms(tokens, how, on, unbounded, bounds)
     learnt = torch.ones_like(tokens.is_action)
     if teacher_top_entropy_share < 1 and entropy is not None:
         is_taught = tokens.is_action & tokens.is_off_policy
@@ -315,26 +319,30 @@ def _rollout_terms(
     return _Terms(loss, ratio), (loss > unclipped).to(loss.dtype)
 
 
+def _unbounded_ratio(
+    tokens: _Tokens, reshaping: tuple[str, float, float], teacher_probs: Tensor | None, of_ratio: bool
+) -> Tensor:
+    """Compute what stands for the importance ratio of the teacher's tokens, before its bounds."""
+    log_probs = torch.where(tokens.is_teacher, tokens.log_probs, 0.0)
+    if teacher_probs is None:
+        return reshape_probability(log_probs, *reshaping)
+    known = tokens.is_teacher & (teacher_probs > 0)
+    behaviour = torch.where(known, teacher_probs.detach().to(log_probs.dtype), 1.0)
+    if of_ratio:
+        return reshape_probability((log_probs - behaviour.log()).clamp(max=MAX_LOG_RATIO), *reshaping)
+    reshaped = reshape_probability(log_probs, *reshaping)
+    return torch.where(known, log_probs.exp() / (behaviour + _TEACHER_PROB_EPS), reshaped)
+
+
 def _teacher_terms(
-    tokens: _Tokens,
-    how: TeacherLoss,
-    on: _Terms,
-    reshaping: tuple[str, float, float],
-    bounds: tuple[float | None, float | None],
-    teacher_probs: Tensor | None,
-) -> tuple[_Terms, Tensor]:
-    """Compute the loss of the teacher's tokens, and what stands for their importance ratio before its bounds."""
-    mask = tokens.is_teacher
-    log_probs, advantages = torch.where(mask, tokens.log_probs, 0.0), torch.where(mask, tokens.advantages, 0.0)
-    unbounded = reshape_probability(log_probs, *reshaping)
-    if teacher_probs is not None:
-        known = mask & (teacher_probs > 0)
-        behaviour = torch.where(known, teacher_probs.detach().to(unbounded.dtype), 1.0) + _TEACHER_PROB_EPS
-        unbounded = torch.where(known, log_probs.exp() / behaviour, unbounded)
+    tokens: _Tokens, how: TeacherLoss, on: _Terms, unbounded: Tensor, bounds: tuple[float | None, float | None]
+) -> _Terms:
+    """Compute the loss of the teacher's tokens; ``unbounded`` is their ratio before its bounds."""
     if how.as_rollouts:
-        return _Terms(on.loss, on.ratio), unbounded
+        return _Terms(on.loss, on.ratio)
+    advantages = torch.where(tokens.is_teacher, tokens.advantages, 0.0)
     ratio = unbounded if bounds == (None, None) else unbounded.clamp(*bounds)
-    return _Terms(torch.where(mask, -advantages * ratio, 0.0), ratio), unbounded
+    return _Terms(torch.where(tokens.is_teacher, -advantages * ratio, 0.0), ratio)
 
 
 def _supervised(tokens: _Tokens, weigh: TokenWeight, entropy: Tensor | None) -> Tensor:

@@ -17,9 +17,10 @@ Function = Callable[[Tensor, float, float], Tensor]
 
 @dataclass(frozen=True)
 class Reshape:
-    """probability: (log p, weight, power) to f(p), from log p as p ** power has no finite gradient at p = 0; ratio:
-    the same family for e^d with d = log p - log p_old, (d, weight, power); d is within +-MAX_LOG_RATIO, and so has to
-    be every exponent. reads: the settings that they take, as knobs by name; others have no effect."""
+    """probability: (log p, weight, power) to f(p), from log p as p ** power has no finite gradient at p = 0; a ratio
+    of up to e^MAX_LOG_RATIO may stand for p. ratio: the same family for e^d with d = log p - log p_old, (d, weight,
+    power); d is within +-MAX_LOG_RATIO, and so has to be every exponent. reads: the settings that they take, as knobs
+    by name; others have no effect."""
 
     probability: Function
     ratio: Function
@@ -38,7 +39,7 @@ RESHAPES: dict[str, Reshape] = {
     ),
     "square_root": Reshape(lambda log_p, weight, power: (0.5 * log_p).exp(), lambda d, weight, power: (0.5 * d).exp()),
     "pow": Reshape(
-        lambda log_p, weight, power: (power * log_p).exp(),
+        lambda log_p, weight, power: (power * log_p).clamp(max=MAX_LOG_RATIO).exp(),
         lambda d, weight, power: (power * d).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(),
         ("off_policy_reshape_pow_exp", "on_policy_reshape_pow_exp"),
     ),

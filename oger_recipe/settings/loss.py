@@ -52,6 +52,11 @@ class LossSettings(Section):
     use_off_policy_probs: bool = setting(
         False, "use p / (the teacher's own probability) in place of f(p), where the data has it", needs=_RESHAPED
     )
+    off_policy_reshape_ratio: bool = setting(
+        False,
+        "with use_off_policy_probs: f(r) of the ratio r = p / the teacher's own probability, not r itself (ExGRPO)",
+        needs=(*_RESHAPED, need("oger.use_off_policy_probs")),
+    )
     off_policy_loss: str = setting(
         "reshape",
         "loss of teacher tokens: -A f(p), PPO's, supervised, or the first and the supervised one",

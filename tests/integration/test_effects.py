@@ -40,6 +40,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
             ("off_policy_min_clip", 0.1),
         )
     ),
+    ({}, {"off_policy_reshape_ratio": True}, {"use_off_policy_probs": True}),
     ({}, {"dynamic_filtering_max_batches": 3}, {"algo.dynamic_filtering_enable": True}),
     ({}, {"pass_at_k": 2}, {ESTIMATOR: "pass_at_k"}),
     ({}, {"off_policy_reshape_weight": 0.3}, {"off_policy_reshape": "p_logp"}),

@@ -80,6 +80,11 @@ ELSEWHERE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "test_teacher_tokens_of_low_entropy_have_no_loss_and_count_however_the_step_is_cut",
         ("off_policy_top_entropy_share",),
     ),
+    (
+        "test_policy_trainer.py",
+        "test_the_ratio_to_the_policy_that_sampled_a_teachers_row_may_be_reshaped",
+        ("off_policy_reshape_ratio",),
+    ),
     ("test_experience_maker.py", "test_the_fine_enters_the_group_mean_however_the_step_is_cut", ("non_stop_penalty",)),
     (
         "test_experience_maker.py",

@@ -29,17 +29,20 @@ def _rows(
     corrected: bool = False,
     left_out: tuple[int, ...] = (),
     mu: float | None = None,
+    stored: float | None = None,
 ) -> list[Experience]:
     """One row each, as they come from the engine; the first is a teacher's, the second has so many of a teacher's
     tokens before its own. Steps of reasoning have three tokens; old: the weight of the policy that sampled;
     corrected: every third token is left out, and the weights of the others rise with their row; left_out: rows that
-    stay out of the loss; mu: the weight of the supervised loss, where it moves."""
+    stay out of the loss; mu: the weight of the supervised loss, where it moves; stored: the weight of the policy that
+    sampled the first row, where that is known."""
     rows = []
     for number, length in enumerate(LENGTHS):
         sequences = torch.arange(1, length + 3).unsqueeze(0) + 20 * number
         action_mask = torch.ones(1, length + 1, dtype=torch.long)
         action_mask[:, 0] = 0
         action_mask *= number not in left_out
+        known = action_mask.bool() & (number == 0)
         rows.append(
             Experience(
                 sequences=sequences,
@@ -53,6 +56,7 @@ def _rows(
                 info={"off_policy_tokens": torch.tensor([float({0: length, 1: begun}.get(number, 0))])}
                 | ({} if mu is None else {"sft_loss_coef": torch.tensor([mu])}),
                 engine_weights=(torch.arange(length + 1) % 3 > 0).unsqueeze(0) * (0.5 + number) if corrected else None,
+                teacher_log_probs=None if stored is None else torch.where(known, -stored * sequences[:, 1:], math.nan),
             )
         )
     return rows
@@ -230,6 +234,24 @@ def test_teacher_tokens_of_low_entropy_have_no_loss_and_count_however_the_step_i
     for size in (len(LENGTHS), 2):
         model, _ = train(size, *flags, begun=4, entropies=False)
         assert model.weight.grad.item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("of_ratio", [True, False])
+def test_the_ratio_to_the_policy_that_sampled_a_teachers_row_may_be_reshaped(of_ratio: bool, train) -> None:
+    """Row 0 was sampled with weight 0.5: r = e^(0.499 t) of tokens 3, 4 and 5, f(r) = r / (r + 0.1) (ExGRPO)."""
+    flags = ("--oger.use_off_policy_probs", *(["--oger.off_policy_reshape_ratio"] if of_ratio else []))
+    flags += ("--oger.loss_aggregation=token_mean",)
+    slopes, ratios = [], []
+    for token in (3, 4, 5):
+        r = math.exp(0.499 * token)
+        ratios.append(r / (r + 0.1) if of_ratio else r)
+        slopes.append(token * (0.1 * r / (r + 0.1) ** 2 if of_ratio else r))
+    others = [(row - 3.5) * (20 * row + 3 + place) for row in range(1, 8) for place in range(LENGTHS[row])]
+    expected = (sum(others) - 3.5 * sum(slopes)) / sum(LENGTHS)
+    for size in (len(LENGTHS), 2):
+        model, status = train(size, *flags, stored=0.5)
+        assert model.weight.grad.item() == pytest.approx(expected, rel=1e-4)
+        assert float(status["off_policy_ratio"]) == pytest.approx(sum(ratios) / 3, rel=1e-4)
 
 
 def test_an_optimizer_step_that_has_nothing_left_changes_nothing(train) -> None:

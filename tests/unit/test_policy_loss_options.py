@@ -37,6 +37,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "teacher_loss": "sft", "teacher_probs": True, "off_policy_max_clip": 0.2, "off_policy_min_clip": 0.15,
     },
     "teacher_probs": {"teacher_probs": True},
+    "teacher_ratio": {"teacher_probs": True, "reshape_teacher_ratio": True},
+    "clipped_teacher_ratio": {
+        "teacher_probs": True, "reshape_teacher_ratio": True, "off_policy_max_clip": 0.9, "off_policy_min_clip": 0.8,
+    },
     "max_clip": {"off_policy_max_clip": 0.7},
     "min_clip": {"off_policy_min_clip": 0.6},
     "both_clips": {"off_policy_max_clip": 0.8, "off_policy_min_clip": 0.6},
@@ -55,7 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 # One of each sort, for what the others would show again.
 SORTS = [
-    "default", "ppo", "sft", "teacher_probs", "both_clips", "all_max_clip", "all_max_clip_of_sft",
+    "default", "ppo", "sft", "teacher_probs", "teacher_ratio", "both_clips", "all_max_clip", "all_max_clip_of_sft",
     "everything_removed", "on_policy_pow_clipped", "on_policy_logp", "everything",
 ]  # fmt: skip
 
@@ -127,6 +131,9 @@ def imitation(p: float, teacher_prob: float, a: float, settings: dict[str, Any])
     f, slope = p / (p + 0.1), 0.1 * p / (p + 0.1) ** 2
     if settings.get("teacher_probs") and teacher_prob > 0:
         f = slope = p / (teacher_prob + 1e-6)
+        if settings.get("reshape_teacher_ratio"):  # ExGRPO, arXiv 2510.02245: r / (r + 0.1) of r = p / pi_stored
+            r = p / teacher_prob
+            f, slope = r / (r + 0.1), 0.1 * r / (r + 0.1) ** 2
     f, slope = bounded(f, slope, settings.get("off_policy_min_clip"), settings.get("off_policy_max_clip"))
     return -a * f, -a * slope
 
@@ -232,6 +239,13 @@ def test_teacher_losses_of_one_token_worked_out_by_hand() -> None:
     assert hybrid_policy_loss(*batch, **known)[0].item() == pytest.approx(-2 * 0.4 / 0.200001)
     assert hybrid_policy_loss(*batch, **unknown)[0].item() == pytest.approx(-2 * 0.4 / 0.5)
     assert hybrid_policy_loss(*batch, **known, off_policy_max_clip=1.5)[0].item() == pytest.approx(-3.0)
+    of_ratio = {"reshape_teacher_ratio": True}
+    assert hybrid_policy_loss(*batch, **known, **of_ratio)[0].item() == pytest.approx(-2 * 2 / 2.1)  # r = 2
+    assert hybrid_policy_loss(*batch, **unknown, **of_ratio)[0].item() == pytest.approx(-2 * 0.4 / 0.5)
+    assert hybrid_policy_loss(*batch, **of_ratio)[0].item() == pytest.approx(-2 * 0.4 / 0.5)
+    for reshape, value in (("no_reshape", 2.0), ("square_root", 2**0.5), ("pow", 8.0), ("logp", 7 * math.log(2))):
+        given = {"reshape": reshape, "reshape_weight": 7.0, "reshape_power": 3.0}
+        assert hybrid_policy_loss(*batch, **known, **of_ratio, **given)[0].item() == pytest.approx(-2 * value)
     assert hybrid_policy_loss(*batch, off_policy_min_clip=0.9)[0].item() == pytest.approx(-1.8)
     assert hybrid_policy_loss(*batch, all_max_clip=0.3)[0].item() == 0.0
     assert hybrid_policy_loss(*batch, all_max_clip=0.5)[0].item() == pytest.approx(-1.6)
@@ -314,6 +328,7 @@ def test_garbage_in_ignored_places_reaches_nothing(name: str, garbage: float) ->
 @pytest.mark.parametrize("name", SORTS)
 @pytest.mark.parametrize(("new", "old"), [(0.0, -1e4), (-1e4, 0.0), (-1e4, -1e4), (0.0, -1e30), (-1e30, 0.0)])
 def test_extreme_log_probs_stay_finite(name: str, new: float, old: float) -> None:
+    reshapes = ("p_div_p_0.1", "no_reshape", "pow", "p_logp") if name == "teacher_ratio" else ("p_div_p_0.1",)
     batch = {
         "log_probs": torch.full((2, 2), new),
         "old_log_probs": torch.full((2, 2), old),
@@ -322,9 +337,11 @@ def test_extreme_log_probs_stay_finite(name: str, new: float, old: float) -> Non
         "off_policy_mask": torch.tensor([[False, True], [False, True]]),
         "teacher_probs": torch.tensor([[0.0, 1e-30], [0.0, 1.0]]),
     }
-    loss, gradient, metrics = run(batch, SETTINGS[name], reshape_power=9.0, on_policy_reshape_power=9.0)
-    assert loss.isfinite() and gradient.isfinite().all()
-    assert all(value.isfinite() for value in metrics.values())
+    for reshape in reshapes:
+        given = {"reshape": reshape, "reshape_power": 9.0, "on_policy_reshape_power": 9.0}
+        loss, gradient, metrics = run(batch, SETTINGS[name], **given)
+        assert loss.isfinite() and gradient.isfinite().all()
+        assert all(value.isfinite() for value in metrics.values())
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)

@@ -65,6 +65,7 @@ class HybridPolicyLoss(torch.nn.Module):
             reshape=settings.off_policy_reshape,
             reshape_weight=settings.off_policy_reshape_weight,
             reshape_power=settings.off_policy_reshape_pow_exp,
+            reshape_teacher_ratio=settings.off_policy_reshape_ratio,
             clip_low=clip_low,
             clip_high=clip_high,
             use_clip=not settings.loss_remove_clip,
