@@ -137,10 +137,12 @@ def solve_rates(scores: Tensor, own: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Teachers:
-    """The teachers of one prompt, by their index: sources, lengths in tokens; weights of sources; turn: the step."""
+    """The teachers of one prompt, by their index: sources, lengths in tokens, entropies in nats (None: not known);
+    weights of sources; turn: the step."""
 
     sources: Sequence[str]
     lengths: Sequence[int]
+    entropies: Sequence[float | None]
     weights: Mapping[str, float] = field(default_factory=dict)
     turn: int = 0
 
@@ -158,6 +160,11 @@ def _by_source_weights(teachers: Teachers, count: int, generator: torch.Generato
 
 def _shortest(teachers: Teachers, count: int, generator: torch.Generator) -> list[int]:
     return sorted(range(len(teachers.lengths)), key=lambda index: teachers.lengths[index])[:count]
+
+
+def _lowest_entropy(teachers: Teachers, count: int, generator: torch.Generator) -> list[int]:
+    entropies = [math.inf if entropy is None else entropy for entropy in teachers.entropies]
+    return sorted(range(len(entropies)), key=lambda index: entropies[index])[:count]
 
 
 def _round_robin(teachers: Teachers, count: int, generator: torch.Generator) -> list[int]:
@@ -183,6 +190,7 @@ DRAWS: dict[str, Draw] = {
     "source_weights": _by_source_weights,
     "shortest": _shortest,
     "round_robin": _round_robin,
+    "lowest_entropy": _lowest_entropy,
 }
 
 
@@ -193,6 +201,7 @@ def draw_teachers(
     count: int,
     mode: str,
     generator: torch.Generator,
+    entropies: Sequence[float | None] | None = None,
     weights: Mapping[str, float] | None = None,
     turn: int = 0,
 ) -> list[int]:
@@ -200,12 +209,15 @@ def draw_teachers(
 
     `sources` names each teacher's source, `lengths` is in tokens. uniform: every teacher alike; source_weights: with
     probability proportional to the weight of its source (1 where `weights` has none; 0 excludes it); shortest: by
-    length, equals in their order; round_robin: in the order of the sorted sources, from number `turn` on, cyclically.
+    length, equals in their order; round_robin: in the order of the sorted sources, from number `turn` on, cyclically;
+    lowest_entropy: by `entropies`, those without one last, equals in their order.
     Raises ValueError for a mode outside DRAWS, a negative count, a weight that is negative or not finite, or unequal
-    numbers of sources and lengths.
+    numbers of sources, lengths and entropies.
     """
     if mode not in DRAWS:
         raise ValueError(f"mode={mode!r} is unknown; valid values: {', '.join(DRAWS)}")
-    if count < 0 or len(sources) != len(lengths):
-        raise ValueError(f"count {count} of {len(sources)} sources and {len(lengths)} lengths")
-    return DRAWS[mode](Teachers(sources, lengths, weights or {}, turn), count, generator)
+    entropies = [None] * len(sources) if entropies is None else entropies
+    if count < 0 or not len(sources) == len(lengths) == len(entropies):
+        numbers = f"{len(sources)} sources, {len(lengths)} lengths and {len(entropies)} entropies"
+        raise ValueError(f"count {count} of {numbers}")
+    return DRAWS[mode](Teachers(sources, lengths, entropies, weights or {}, turn), count, generator)

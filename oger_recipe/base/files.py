@@ -88,11 +88,14 @@ def write_jsonl(records: Iterable[dict[str, Any]], path: Path) -> None:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read the records of a JSONL file: none where it does not exist, and no line that a kill or a full disk tore."""
-    if not path.exists():
-        return []
+    return list(iter_jsonl(path)) if path.exists() else []
+
+
+def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a JSONL file one by one, of one that may not fit into memory."""
     with path.open("rb") as file:  # str.splitlines would cut at U+2028, which texts may have
         lines = (parse_record(line) for line in file if line.endswith(b"\n"))
-        return [record for record in lines if record is not None]
+        yield from (record for record in lines if record is not None)
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:

@@ -200,6 +200,11 @@ def _draws(teachers: TeacherSettings) -> Iterator[str]:
         weights(teachers.teacher_source_weights)
     except ValueError as error:
         yield f"oger.teacher_source_weights: {error}"
+    if teachers.teacher_draw == "lowest_entropy" and not teachers.history_enters:
+        yield (
+            "oger.teacher_draw lowest_entropy goes by the policy's entropy when it sampled a teacher, which only its "
+            "own earlier rollouts have: set oger.history_enters, or use shortest"
+        )
     if teachers.teacher_source_weights and teachers.teacher_draw != "source_weights":
         yield "oger.teacher_source_weights has no effect: set oger.teacher_draw source_weights"
 
@@ -256,11 +261,20 @@ def _replacement(oger: OgerSettings) -> Iterator[str]:
             f"oger.all_correct_group {teachers.all_correct_group} keeps teachers out of solved groups, but with "
             "oger.n_prefix or without oger.replace_after_rm they enter before grading: use keep or clip"
         )
-    if teachers.teacher_gate < 1 and oger.teachers_enter_in_rollout:
+    for key, value, open_end in (("", teachers.teacher_gate, 1), ("_low", teachers.teacher_gate_low, 0)):
+        if value != open_end and oger.teachers_enter_in_rollout:
+            yield (
+                f"oger.teacher_gate{key} {value} goes by the graded rollouts of a group, but with oger.n_prefix or "
+                "without oger.replace_after_rm teachers enter before grading: use "
+                f"oger.teacher_gate{key} {open_end}, or oger.n_prefix 0 and oger.replace_after_rm"
+            )
+    if teachers.teacher_gate_low > teachers.teacher_gate:
+        yield f"oger.teacher_gate_low {teachers.teacher_gate_low} is above oger.teacher_gate {teachers.teacher_gate}"
+    if teachers.history_enters and oger.teachers_enter_in_rollout and oger.rollouts.ends_responses:
         yield (
-            f"oger.teacher_gate {teachers.teacher_gate} goes by the graded rollouts of a group, but with "
-            "oger.n_prefix or without oger.replace_after_rm teachers enter before grading: use oger.teacher_gate 1, "
-            "or oger.n_prefix 0 and oger.replace_after_rm"
+            "oger.history_enters with oger.n_prefix or without oger.replace_after_rm: the engine knows the end of an "
+            "earlier rollout by its end-of-sequence token, and oger.stop, oger.stop_token_ids or the prompt template "
+            "ends rollouts before it: use oger.replace_after_rm and oger.n_prefix 0, or leave these out"
         )
 
 

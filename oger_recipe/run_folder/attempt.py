@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.base.files import atomic_write, read_jsonl, write_jsonl
+from oger_recipe.base.files import atomic_write, iter_jsonl, read_jsonl, write_jsonl
 from oger_recipe.run_folder import checkpoints, own_files
 from oger_recipe.run_folder.records import BEGAN, ENDED, RESTARTING
 
@@ -266,7 +266,7 @@ def cut_back(run_dir: Path, step: int) -> None:
     """Remove what was recorded after ``step``, from which the run resumes: it will come again."""
     for path in (run_dir / name for name in own_files.RECORDS):
         if path.exists():
-            kept = [record for record in read_jsonl(path) if record.get("step", 0) <= step]
+            kept = (record for record in iter_jsonl(path) if record.get("step", 0) <= step)
             with atomic_write(path) as partial:
                 write_jsonl(kept, partial)
     for name in own_files.of_steps_after(run_dir, step):

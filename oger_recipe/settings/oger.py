@@ -107,7 +107,8 @@ class OgerSettings:
     def needs_teachers(self) -> bool:
         """Whether a run without any teacher would train by another method than its settings ask for."""
         rewards_distance = self.has_bonus and not self.teachers.use_history_samples
-        return self.teachers_enter or self.shows_teachers or self.sft.epochs > 0 or rewards_distance
+        enter = self.teachers_enter and not self.teachers.history_enters
+        return enter or self.shows_teachers or self.sft.epochs > 0 or rewards_distance
 
 
 SECTIONS: tuple[type[Section], ...] = tuple(get_type_hints(OgerSettings).values())

@@ -57,6 +57,11 @@ class RolloutSettings(Section):
     )
 
     @property
+    def ends_responses(self) -> bool:
+        """Whether anything but the end-of-sequence token ends a response before its longest length."""
+        return bool(self.stop_texts or self.stop_token_ids)
+
+    @property
     def stop_texts(self) -> tuple[str, ...]:
         """The texts that end a response: the user's, else the prompt template's."""
         template = TEMPLATES.get(self.prompt_template or "")

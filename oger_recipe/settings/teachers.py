@@ -26,6 +26,10 @@ _DRAWN = Need(
 )
 _HINTS = need("oger.hint_share")
 _HINTS_MOVE = (_HINTS, need("oger.hint_schedule", *(name for name in SCHEDULES if name != "constant")))
+_KEPT = Need(
+    f"{COMPARED.text}, or oger.history_enters",
+    lambda oger, value: oger.compares or oger.teachers.history_enters,
+)
 _HISTORY = need("oger.use_history_samples")
 _REPLACED = need("oger.max_replace_num")
 _GUIDED = need("oger.n_prefix")
@@ -59,6 +63,12 @@ class TeacherSettings(Section):
         1.0,
         "largest solve rate of a group's rollouts at which teachers enter it; 1: they always do, 0: only where no "
         "rollout is right",
+        range=SHARE,
+        needs=_REPLACED,
+    )
+    teacher_gate_low: float = setting(
+        0.0,
+        "smallest solve rate of a group's rollouts at which teachers enter it; 0: also where no rollout is right",
         range=SHARE,
         needs=_REPLACED,
     )
@@ -114,7 +124,13 @@ class TeacherSettings(Section):
         SHOWN, "what takes the question's place in a prompt that shows {teacher}, with its {question}", needs=_SHOWS
     )
     use_history_samples: bool = setting(
-        False, "also use the policy's own earlier correct rollouts as references", needs=COMPARED
+        False, "also use the policy's own earlier correct rollouts as references", needs=_KEPT
+    )
+    history_enters: bool = setting(
+        False,
+        "let these rollouts enter groups beside the data's teachers, as source history, with the probabilities that "
+        "the policy gave them; with oger.teacher_sources history, they alone",
+        needs=(_HISTORY, TAUGHT),
     )
     history_size: int = setting(4, "most earlier correct rollouts to keep per prompt", range=COUNT, needs=_HISTORY)
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections import defaultdict, deque
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from oger_recipe.algorithm.hybrid_group import draw_teachers
-from oger_recipe.base.files import append_json, atomic_write, read_jsonl, write_jsonl
+from oger_recipe.base.files import atomic_write, parse_record, to_json
 from oger_recipe.teachers.store import Teacher
+
+HISTORY = "history"  # the source of the policy's own earlier rollouts
+_NUMBERS = {"tokens": "<i4", "probs": "<f4"}  # in the file, as base64: a fifth of what JSON takes to write and read
 
 
 class Draw(Protocol):
@@ -28,6 +34,7 @@ def draw(teachers: list[Teacher], count: int, settings: Draw, generator: torch.G
     chosen = draw_teachers(
         [teacher.source for teacher in teachers],
         [len(teacher.tokens) for teacher in teachers],
+        entropies=[teacher.entropy for teacher in teachers],
         count=count,
         mode=settings.teacher_draw,
         generator=generator,
@@ -67,25 +74,61 @@ def weights(entries: tuple[str, ...] | list[str]) -> dict[str, float]:
 class History:
     """The newest ``size`` correct rollouts of every prompt, each text once.
 
-    Each is appended to a file as it comes; a resumed run reads back what was there at its step.
+    Each is appended to a file as it comes; a resumed run reads back what was there at its step. What a rollout needs
+    to enter a group stays in the file until it is asked for.
     """
 
     def __init__(self, path: Path, size: int, step: int) -> None:
         self._path, self._size = path, size
-        self._texts: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=size))
+        self._kept: dict[str, deque[tuple[str, int]]] = defaultdict(
+            lambda: deque(maxlen=size)
+        )  # text, its line's place
         if not path.exists():
             return
-        records = read_jsonl(path)
-        records = [record for record in records if record["step"] <= step]
-        for record in records:
-            self._texts[record["uid"]].append(record["text"])
-        with atomic_write(path) as partial:  # what came after the step that is resumed from will come again
-            write_jsonl(records, partial)
+        with atomic_write(path) as partial, path.open("rb") as old, partial.open("wb") as new:
+            for line in old:
+                record = parse_record(line) if line.endswith(b"\n") else None
+                if record is not None and record["step"] <= step:  # what came after that step will come again
+                    self._kept[record["uid"]].append((record["text"], new.tell()))
+                    new.write(line)
 
     def __getitem__(self, uid: str) -> list[str]:
-        return list(self._texts.get(uid, ()))
+        return [text for text, _ in self._kept.get(uid, ())]
 
-    def add(self, step: int, uid: str, text: str) -> None:
-        if text not in self._texts[uid]:
-            self._texts[uid].append(text)
-            append_json(self._path, {"step": step, "uid": uid, "text": text})
+    def teachers(self, uid: str) -> list[Teacher]:
+        """Return those of a prompt's that may enter its group, as teachers of the source ``history``."""
+        kept = self._kept.get(uid)
+        if not kept:
+            return []
+        with self._path.open("rb") as file:
+            records = [_line_at(file, place) for _, place in kept]
+        return [_teacher(record) for record in records if "tokens" in record]
+
+    def add(self, step: int, uid: str, text: str, enters: Teacher | None = None) -> None:
+        """Keep a rollout, unless its text is kept already; ``enters``: itself as a teacher, if it may enter groups."""
+        if text in self[uid]:
+            return
+        record = {"step": step, "uid": uid, "text": text} | (_record(enters) if enters is not None else {})
+        with self._path.open("ab") as file:
+            self._kept[uid].append((text, file.tell()))
+            file.write(to_json(record).encode() + b"\n")
+
+
+def _line_at(file: Any, place: int) -> dict[str, Any]:
+    file.seek(place)
+    record: dict[str, Any] = json.loads(file.readline())
+    return record
+
+
+def _record(teacher: Teacher) -> dict[str, Any]:
+    known = vars(teacher)
+    packed = {name: np.asarray(known[name], kind).tobytes() for name, kind in _NUMBERS.items()}
+    numbers = {name: base64.b64encode(each).decode() for name, each in packed.items()}
+    return {name: known[name] for name in ("reward", "score", "entropy")} | numbers
+
+
+def _teacher(record: dict[str, Any]) -> Teacher:
+    numbers = {name: np.frombuffer(base64.b64decode(record[name]), kind).tolist() for name, kind in _NUMBERS.items()}
+    return Teacher(
+        HISTORY, record["text"], reward=record["reward"], score=record["score"], entropy=record["entropy"], **numbers
+    )

@@ -21,7 +21,8 @@ class Teacher:
     """One teacher trajectory: its text, its tokens and its verified reward.
 
     tokens: the end-of-sequence token last, unless the trajectory was cut; probs: the teacher's own probabilities of
-    these tokens, as many, where the data has them.
+    these tokens, as many, where the data has them. entropy: nats, the policy's mean over them where it has sampled
+    them itself.
     """
 
     source: str
@@ -30,6 +31,7 @@ class Teacher:
     reward: float
     score: float
     probs: list[float] | None = None
+    entropy: float | None = None
 
 
 def beginning(text: str, share: float) -> str:

@@ -350,6 +350,31 @@ def _with_prm(more: dict[str, Any]) -> str:
             "oger.taught_group teachers leaves rollouts out, from which the critic of gae learns: use hybrid, or an "
             "estimator without a critic",
         ),
+        (
+            ["--oger.teacher_gate", "0.25", "--oger.teacher_gate_low", "0.5"],
+            "oger.teacher_gate_low 0.5 is above oger.teacher_gate 0.25",
+        ),
+        (
+            ["--oger.teacher_draw", "lowest_entropy"],
+            "oger.teacher_draw lowest_entropy goes by the policy's entropy when it sampled a teacher, which only its "
+            "own earlier rollouts have: set oger.history_enters, or use shortest",
+        ),
+        *(
+            (
+                [*flags, "--oger.use_history_samples", "--oger.history_enters", "--no-oger.replace_after_rm"]
+                + ["--oger.replace_mode", "random"],
+                "oger.history_enters with oger.n_prefix or without oger.replace_after_rm: the engine knows the end "
+                "of an earlier rollout by its end-of-sequence token, and oger.stop, oger.stop_token_ids or the prompt "
+                "template ends rollouts before it: use oger.replace_after_rm and oger.n_prefix 0, or leave these out",
+            )
+            for flags in (["--oger.stop", "so"], ["--oger.stop_token_ids", "5"])
+        ),
+        (
+            ["--oger.n_prefix", "2", "--oger.max_replace_num", "0", "--oger.teacher_gate_low", "0.5"],
+            "oger.teacher_gate_low 0.5 goes by the graded rollouts of a group, but with oger.n_prefix or without "
+            "oger.replace_after_rm teachers enter before grading: use oger.teacher_gate_low 0, or oger.n_prefix 0 and "
+            "oger.replace_after_rm",
+        ),
         *(
             (
                 [*flags, "--oger.teacher_gate", "0.5"],

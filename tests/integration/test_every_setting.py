@@ -57,6 +57,16 @@ ELSEWHERE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "test_experience_maker.py",
+        "test_earlier_rollouts_enter_a_later_group_with_the_probabilities_of_then",
+        ("history_enters",),
+    ),
+    (
+        "test_hybrid_batch.py",
+        "test_teachers_enter_where_no_less_than_the_gates_lower_end_is_solved",
+        ("teacher_gate_low",),
+    ),
+    (
+        "test_experience_maker.py",
         "test_of_a_taught_group_only_the_teacher_enters_a_loss",
         ("teacher_gate", "taught_group"),
     ),

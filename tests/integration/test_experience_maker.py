@@ -486,6 +486,95 @@ def test_the_policys_own_right_rollouts_and_no_others_are_remembered(controller,
     assert [line["text"] for line in read_jsonl(maker.run_dir / "history.jsonl")] == ["a", "d"]
 
 
+OWN = ["--oger.use_history_samples", "--oger.history_enters", "--oger.bonus_weight=0", "--oger.replace_mode=random"]
+
+
+@pytest.fixture()
+def by_token(models):
+    """The policy gives a token t the log-probability -(t % 7 + 1) / 10, or, after a factor, as often."""
+
+    def forward(sequences, mask):
+        log_probs = -(sequences[:, 1:] % 7 + 1) / 10 * mask * by_token.factor
+        entropy = torch.tensor([models.entropy.get(text, 0.0) for text in _texts(models, sequences, mask)])
+        return log_probs, entropy, 10 * entropy
+
+    by_token.factor = 1.0
+    models._forward = forward
+    return by_token
+
+
+def _texts(models: Any, sequences: torch.Tensor, mask: torch.Tensor) -> list[str]:
+    pairs = zip(sequences, mask, strict=True)
+    return [models.tokenizer.decode(row[1:][on.bool()], skip_special_tokens=True) for row, on in pairs]
+
+
+@pytest.mark.parametrize("cut", ["4", "1"])
+def test_earlier_rollouts_enter_a_later_group_with_the_probabilities_of_then(
+    controller, models, rollout, letters, by_token, cut
+):
+    """Right twice, guided, wrong, and the first again; the other prompt's right, truncated, and wrong. Of the two the
+    lower entropy enters."""
+    models.entropy = {"ab": 0.03, "cdefg": 0.02, "other": 0.5}
+    flags = [*OWN, "--oger.use_off_policy_probs", "--oger.teacher_draw=lowest_entropy"]
+    flags += [f"--rollout.micro_batch_size={cut}", "--rollout.n_samples_per_prompt=5"]
+    maker = controller(*flags, "--oger.max_logprob_difference=9")
+    first = [rollout("ab", 1.0), rollout("cdefg", 0.75), rollout("g", 1.0, guided=1), rollout("w"), rollout("ab", 1.0)]
+    first += [rollout("other", 1.0, uid="v"), rollout("cut", 1.0, uid="v", truncated=True)]
+    first += [rollout(text, uid="v") for text in "xyz"]
+    maker.make_experience_batch(first)
+    assert (maker.history["u"], maker.history["v"]) == (["ab", "cdefg"], ["other"])
+    assert maker.current.batch.injected == {}
+    assert maker.current.metrics["oger/prompts_without_teacher"] == 2
+    by_token.factor, maker.step = 2.0, 2  # the policy has learnt since
+    experiences = maker.make_experience_batch([rollout(text) for text in ("k", "l", "m", "n", "o")])
+    ((row, entered),) = maker.current.batch.injected.items()
+    tokens = [*letters.encode("cdefg"), letters.eos_token_id]
+    assert (entered.source, entered.text, entered.tokens, entered.reward) == ("history", "cdefg", tokens, 0.75)
+    stored = [-(token % 7 + 1) / 10 for token in tokens]
+    assert by_row(experiences, "teacher_log_probs")[row] == pytest.approx(stored, abs=1e-6)
+    advantages = by_row(experiences)  # rewards 0.75 and four times 0
+    assert advantages[row] == pytest.approx([0.75 - 0.15] * 6)
+    assert maker.current.metrics["oger/prompts_without_teacher"] == 0
+    assert [line["source"] for line in lines(maker) if "source" in line] == ["history"]
+    assert maker.history["u"] == ["ab", "cdefg"]  # nobody's row of this step: no right rollout of its own
+    before = maker.history.teachers("u")
+    maker.resume(1, 5, {})
+    assert maker.history.teachers("u") == before
+
+
+def test_a_rollout_that_made_room_is_no_later_teacher_but_its_words_may_come_again(controller, models, rollout):
+    """The policy's forward pass leaves it out, so nothing is known of its probabilities."""
+    maker = controller(*OWN)
+    models.difference = {"ab": 0.01}
+    maker.make_experience_batch([rollout("ab", 1.0), *[rollout(text) for text in "xyz"]])
+    maker.step = 2
+    maker.make_experience_batch([rollout(text, 1.0) for text in "klmn"])
+    (row,) = maker.current.batch.injected
+    assert maker.history["u"] == ["ab", *(text for place, text in enumerate("klmn") if place != row)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [([], ["a", "abc", "ab"]), (["--oger.max_prefix_len=3"], ["a", "ab"]), (["--oger.long_teachers=truncate"], None)],
+)
+def test_no_earlier_rollout_is_longer_than_teachers_may_be(controller, rollout, flags, kept):
+    maker = controller(*OWN, *flags)  # with the end of sequence they have 2, 4 and 3 tokens
+    maker.make_experience_batch([rollout("a", 1.0), rollout("abc", 1.0), rollout("ab", 1.0), rollout("x")])
+    assert maker.history["u"] == (kept or ["a", "abc", "ab"])
+
+
+def test_where_the_engine_goes_on_after_a_teacher_only_what_ends_as_teachers_do_may_enter(controller, rollout):
+    rows = [rollout("a", 1.0), rollout("b", 1.0), rollout("x"), rollout("y")]
+    rows[1].sequences[0, -1] = 5  # ended by a stop token of its own
+    text = controller().tokenizer.decode(rows[1].sequences[0, -2:], skip_special_tokens=True)
+    for flags, kept in (([], ["a", text]), (["--no-oger.replace_after_rm"], ["a"])):
+        maker = controller(*OWN, *flags)
+        (maker.run_dir / "history.jsonl").unlink(missing_ok=True)
+        maker.resume(0, 5, {})
+        maker.make_experience_batch(list(rows))
+        assert maker.history["u"] == kept
+
+
 def test_a_sample_says_how_it_was_graded_and_what_each_source_said(taught, models, rollout, group):
     models.entropy = {"ab": math.log(2)}
     group[0] = rollout("ab", 1.0, reason="equal", components={"format": 1.0}, extracted="42")

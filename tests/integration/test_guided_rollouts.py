@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
@@ -234,3 +235,48 @@ def test_a_resumed_run_has_the_history_of_its_step_and_forgets_what_came_after(t
         history.add(at, "u", text)
     assert History(tmp_path / "history.jsonl", 2, step)["u"] == texts
     assert History(tmp_path / "history.jsonl", 2, 100)["u"] == texts
+
+
+PROBS = [0.1, 1 - 2**-24, 2**-140, 1.0]  # as float32 has them, but for the first
+
+
+def _own(text: str, *, entropy: float = 0.25, tokens: tuple[int, ...] = (7, 151_642, 0, END)) -> Teacher:
+    return Teacher("history", text, list(tokens), 0.9, 1.0, PROBS[: len(tokens)], entropy)
+
+
+def test_what_enters_groups_comes_back_from_the_file_as_it_was_to_the_last_bit(tmp_path):
+    path = tmp_path / "history.jsonl"
+    history = History(path, 2, 0)
+    history.add(1, "u", "first", _own("first"))
+    history.add(1, "v", "a reference", None)
+    history.add(2, "u", "second\u2028", _own("second\u2028", entropy=1e-9, tokens=(END,)))
+    history.add(2, "u", "second\u2028", _own("again"))
+    history.add(3, "u", "third", _own("third"))
+    for read in (history, History(path, 2, 3), History(path, 2, 100)):  # a resumed run, twice
+        second, third = read.teachers("u")
+        assert (second.text, third.text) == ("second\u2028", "third") and read["u"] == ["second\u2028", "third"]
+        assert (second.tokens, second.entropy, third.entropy) == ([END], 1e-9, 0.25)
+        assert (third.source, third.reward, third.score) == ("history", 0.9, 1.0)
+        assert third.tokens == [7, 151_642, 0, END]
+        assert third.probs == [np.float32(0.1).item(), *PROBS[1:]]
+        assert read.teachers("v") == [] == read.teachers("nobody") and read["v"] == ["a reference"]
+    with path.open("ab") as file:
+        file.write(b'{"step": 3, "uid": "u", "te')  # torn by a kill
+    resumed = History(path, 2, 1)
+    resumed.add(2, "u", "other", _own("other"))
+    assert [each.text for each in resumed.teachers("u")] == ["first", "other"] == History(path, 2, 9)["u"]
+
+
+def test_a_prefix_may_be_of_the_policys_own_earlier_rollouts(generator, tmp_path):
+    flags = ("--no-oger.replace_after_rm", "--oger.max_replace_num=2", "--oger.use_history_samples")
+    history = History(tmp_path / "history.jsonl", 4, 0)
+    history.add(1, "nobody", "own", _own("own"))
+    history.add(1, "lone", "own", _own("own"))
+    for enters in (True, False):
+        luffy = generator(*flags, *(["--oger.history_enters"] if enters else []))
+        luffy.history = history
+        assert luffy._prefixes("nobody") == [_own("own").tokens if enters else [], [], [], []]
+        assert sorted(luffy._prefixes("lone")[:2]) == ([_own("own").tokens] if enters else [[]]) + [LONG.tokens]
+    alone = generator(*flags, "--oger.history_enters", "--oger.teacher_draw=lowest_entropy")
+    alone.history = history
+    assert alone._prefixes("lone")[:2] == [_own("own").tokens, LONG.tokens]

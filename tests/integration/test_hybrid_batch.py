@@ -485,6 +485,15 @@ def test_a_group_that_is_all_correct_stays_online_only_where_that_is_asked_for(h
         assert batch.is_teacher.nonzero().flatten().tolist() == [1, 5]
 
 
+@pytest.mark.parametrize(("low", "taught"), [(0.0, [0, 1, 2]), (0.25, [1, 2]), (0.26, [2]), (0.75, [2])])
+def test_teachers_enter_where_no_less_than_the_gates_lower_end_is_solved(hybrid, low, taught):
+    rewards = (WRONG, [1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 1.0], RIGHT)
+    groups = [(str(number), LETTERS, each) for number, each in enumerate(rewards)]
+    teachers = {uid: [_teacher("N")] for uid, *_ in groups}
+    batch = hybrid(_rollouts(*groups), teachers, teacher_gate_low=low, teacher_gate=0.75)
+    assert batch.is_teacher.nonzero().flatten().tolist() == [4 * group + 1 for group in taught]
+
+
 @pytest.mark.parametrize(
     ("gate", "taught"),
     [(0.0, [0]), (0.24, [0]), (0.25, [0, 1]), (0.99, [0, 1, 2]), (1.0, [0, 1, 2, 3])],

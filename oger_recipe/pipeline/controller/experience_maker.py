@@ -1,6 +1,7 @@
 """OpenRLHF's experience maker with hybrid groups, the rewards of all sources, and advantages by name."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -45,14 +46,14 @@ from oger_recipe.pipeline.controller.reward_sources import RewardSources
 from oger_recipe.pipeline.controller.samples import sample_lines
 from oger_recipe.pipeline.controller.training_step import TrainingStep
 from oger_recipe.pipeline.encoder.actor_encoder import encoders_on
-from oger_recipe.pipeline.experiences import compute_approx_kl, teachers_tokens
+from oger_recipe.pipeline.experiences import compute_approx_kl, response_tokens, teachers_tokens
 from oger_recipe.pipeline.judges.engines import RunEngines
 from oger_recipe.rewards.spec import Surroundings
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
 from oger_recipe.settings.oger import OgerSettings
-from oger_recipe.teachers.draw import History
-from oger_recipe.teachers.store import TeacherStore
+from oger_recipe.teachers.draw import HISTORY, History
+from oger_recipe.teachers.store import Teacher, TeacherStore
 
 experience_maker.compute_approx_kl = compute_approx_kl  # make_experience finds it by this name
 
@@ -149,7 +150,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         )
         if run_folder.writes_samples(step.number, self.settings.run.samples_steps):
             run_folder.write_samples(self.run_dir, step.number, sample_lines(step))
-        self._remember(step)
+        self._remember(step, experiences)
         nonfinite.make_untrainable(experiences, step)
         self._leave_out(experiences)
         if self.settings.loss.sft_loss_moves:
@@ -345,14 +346,38 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             by_row[experience.index] = values(experience)
         return by_row
 
-    def _remember(self, step: TrainingStep) -> None:
-        """Keep the policy's own correct rollouts, also those that made room, as references of later steps."""
+    def _remember(self, step: TrainingStep, experiences: list[Experience]) -> None:
+        """Keep the policy's own correct rollouts, also those that made room, as references of later steps; where they
+        enter groups, those that may."""
         if self.history is None:
             return
         rollouts = step.rollouts
         own = (rollouts.scores > 0) & ~rollouts.guided
-        rows = own.nonzero().flatten().tolist()
+        entering = self._entering(step, experiences) if self.settings.teachers.history_enters else None
+        rows = [row for row in own.nonzero().flatten().tolist() if entering is None or row in entering]
         for row in rows:
-            self.history.add(step.number, rollouts.uids[row // self.size], rollouts.texts[row])
+            uid, text = rollouts.uids[row // self.size], rollouts.texts[row]
+            self.history.add(step.number, uid, text, entering[row] if entering else None)
         if self.measure is not None:
             self.measure.remember([rollouts.texts[row] for row in rows])
+
+    def _entering(self, step: TrainingStep, experiences: list[Experience]) -> dict[int, Teacher]:
+        """Return the rollouts that can be later steps' teachers, by row, with the policy's probabilities of now.
+
+        These need the forward pass, which rollouts that made room do not have. Truncated ones are no whole solution,
+        neither is for the engine, which would continue it, one that ends without the end-of-sequence token.
+        """
+        rollouts, settings = step.rollouts, self.settings.teachers
+        longest = settings.max_prefix_len or math.inf
+        last = self.tokenizer.eos_token_id if self.settings.teachers_enter_in_rollout else None
+        found = {}
+        for experience in experiences:
+            for place, row in enumerate(experience.index):
+                tokens = response_tokens(rollouts.samples[row]).tolist()
+                whole = not step.batch.truncated[row] and last in (None, tokens[-1]) and len(tokens) <= longest
+                if step.batch.is_teacher[row] or step.nonfinite[nonfinite.LOG_PROBS][row] or not whole:
+                    continue
+                log_probs = experience.action_log_probs[place][experience.action_mask[place].bool()]
+                numbers = rollouts.rewards[row].item(), rollouts.scores[row].item(), log_probs.float().exp().tolist()
+                found[row] = Teacher(HISTORY, rollouts.texts[row], tokens, *numbers, step.token_entropy[row].item())
+        return found

@@ -87,7 +87,8 @@ def make_hybrid(
     right = (rollouts.scores.view(-1, rollouts.size) > 0).sum(dim=1)
     all_correct = right == rollouts.size
     rule = ALL_CORRECT_GROUPS[settings.all_correct_group]
-    entering = [may_enter(members, settings) for members in teachers]
+    own = [history.teachers(uid) if history and settings.history_enters else [] for uid in rollouts.uids]
+    entering = [may_enter([*given, *earlier], settings) for given, earlier in zip(teachers, own, strict=True)]
     injected: dict[int, Teacher] = {}
     for group, members in enumerate(entering):
         if members and may_replace(settings, int(right[group]) / rollouts.size):
@@ -114,7 +115,7 @@ def may_replace(settings: TeacherSettings, solve_rate: float) -> bool:
     """Say whether teachers replace rollouts of a group, of which this share is right."""
     replaces = settings.replace_after_rm and settings.max_replace_num > 0
     enter = ALL_CORRECT_GROUPS[settings.all_correct_group].teachers_enter or solve_rate < 1
-    return replaces and enter and solve_rate <= settings.teacher_gate
+    return replaces and enter and settings.teacher_gate_low <= solve_rate <= settings.teacher_gate
 
 
 def _injected(

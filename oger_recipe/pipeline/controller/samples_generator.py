@@ -22,7 +22,7 @@ from oger_recipe.base.seeds import stable_seed
 from oger_recipe.grading.rules import TIMES_ASKED
 from oger_recipe.pipeline.controller.refill import GroupFilter
 from oger_recipe.settings.oger import OgerSettings
-from oger_recipe.teachers.draw import draw, may_enter
+from oger_recipe.teachers.draw import History, draw, may_enter
 from oger_recipe.teachers.store import Teacher, TeacherStore, beginning
 
 
@@ -40,6 +40,7 @@ class OgerSamplesGenerator(SamplesGenerator):
     arrived: Callable[[Experience], None] | None = None  # told of every rollout of a training batch as it comes
     counted: Callable[[str, int, int], None] | None = None  # told how many "rollouts" or "answers" came, of how many
     stop_is_asked: Callable[[], bool] | None = None  # of the run, before every batch
+    history: History | None = None  # the experience maker's
     asked = come = 0  # responses of the batch or evaluation; dynamic filtering asks for more as it leaves some out
 
     def __init__(self, *args, **kwargs) -> None:
@@ -122,7 +123,9 @@ class OgerSamplesGenerator(SamplesGenerator):
         return self._teachers_of(json.loads(rollout.labels[0])["uid"])
 
     def _teachers_of(self, uid: str) -> list[Teacher]:
-        return self._store[uid]
+        if self.history is None or not self.settings.teachers.history_enters:
+            return self._store[uid]
+        return [*self._store[uid], *self.history.teachers(uid)]
 
     def _dispatch_prompts_to_vllm(
         self, prompts: list[str], labels: list[str], *, images: list | None = None, **generate_kwargs: Any
@@ -167,7 +170,7 @@ class OgerSamplesGenerator(SamplesGenerator):
     def _with_hint(self, prompt: str, uid: str) -> str:
         """Return the prompt that shows the beginning of a teacher; as it is where none has to be shown."""
         settings = self.settings.teachers
-        teachers = may_enter(self._teachers_of(uid), settings) if settings.hint_share else []
+        teachers = may_enter(self._store[uid], settings) if settings.hint_share else []
         if not teachers:
             return prompt
         generator = torch.Generator().manual_seed(stable_seed(self.args.train.seed, uid, self.step))

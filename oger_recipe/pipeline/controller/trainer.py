@@ -128,6 +128,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.samples_generator.stop_is_asked = self._stop_is_asked
         self.experience_maker.engines.told = self._replies_came
         self.experience_maker.resume(resumed_at, self.planned_steps(), states.get(CONTROLLER, {}))
+        self.samples_generator.history = self.experience_maker.history
         for facts in ray.get([engine.engine_facts.remote() for engine in self.vllm_engines[:1]]):  # all are alike
             run_folder.write_engine(self.run_dir, facts)
         sources = self.experience_maker.reward_sources.names
