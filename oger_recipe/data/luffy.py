@@ -1,7 +1,8 @@
 """Turns records of the files that LUFFY, OGER and other users of verl released into rows of the recipe.
 
-``prompt`` chat messages, ``target`` [{role, content}] or null, ``target_lst`` list of texts, ``reward_model``
-{style, ground_truth}, ``data_source`` str, ``ability`` str, ``extra_info`` {split, index}, and
+``prompt`` chat messages, ``target`` [{role, content}] or null, ``target_lst`` list of texts, ``reward_model`` {style,
+ground_truth; RLEP's also candidates, list of texts}, ``data_source`` str, ``ability`` str, ``extra_info`` {split,
+index}, and
 ``target_ds_qwen_7b_probs``, the probabilities of the target's tokens and of its end of sequence.
 """
 
@@ -56,18 +57,21 @@ def own_record(
 
 
 def _teachers(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """Collect the target and the list of targets, each text once."""
+    """Collect the target, the list of targets and RLEP's candidates, each text once."""
     teachers: dict[str, dict[str, Any]] = {}
     target = _target(record.get("target"), where)
     if target:
         probs = record.get(PROBS)
         teachers[target] = {"source": "target", "text": target, "correct": None} | ({"probs": probs} if probs else {})
-    texts = record.get("target_lst") or []
-    if not isinstance(texts, list) or not all(isinstance(text, str | None) for text in texts):
-        raise RecipeError(f"{where}: 'target_lst' must be a list of texts, found {shown(texts)}")
-    for position, text in enumerate(texts):
-        if text:
-            teachers.setdefault(text, {"source": f"target_lst_{position}", "text": text, "correct": None})
+    for name, texts in (
+        ("target_lst", record.get("target_lst") or []),
+        ("candidates", _mapping(record, "reward_model").get("candidates") or []),
+    ):
+        if not isinstance(texts, list) or not all(isinstance(text, str | None) for text in texts):
+            raise RecipeError(f"{where}: {name!r} must be a list of texts, found {shown(texts)}")
+        for position, text in enumerate(texts):
+            if text:
+                teachers.setdefault(text, {"source": f"{name}_{position}", "text": text, "correct": None})
     return list(teachers.values())
 
 

@@ -94,6 +94,20 @@ def test_the_list_of_targets_gives_more_teachers_and_equal_texts_are_one(tmp_pat
     ]
 
 
+def test_the_successes_that_rlep_keeps_beside_the_answer_are_teachers(tmp_path: Path) -> None:
+    kept = {"ground_truth": "2", "candidates": ["\\boxed{2}", "", THOUGHT, "\\boxed{2}"]}
+    records = [_record(0, None, reward_model=kept), _record(1, reward_model=kept | {"candidates": None})]
+    (tmp_path / "rlep.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    rows = _read(str(tmp_path / "rlep.jsonl"))
+    assert [[(teacher["source"], teacher["text"]) for teacher in row["teachers"]] for row in rows] == [
+        [("candidates_0", "\\boxed{2}"), ("candidates_2", THOUGHT)],
+        [("target", THOUGHT)],
+    ]
+    (tmp_path / "rlep.jsonl").write_text(json.dumps(_record(0, reward_model=kept | {"candidates": "2"})))
+    with pytest.raises(RecipeError, match="'candidates' must be a list of texts, found '2'"):
+        _read(str(tmp_path / "rlep.jsonl"))
+
+
 @pytest.mark.parametrize(
     ("data_source", "ability", "task", "found"),
     [

@@ -512,6 +512,7 @@ LEFT_TO_THE_USER = {  # and nothing else
     "own_data": ["  - actor.model_name_or_path", "  - data.prompt_dataset"],
     "own_data_cpu": ["  - actor.model_name_or_path", "  - data.prompt_dataset"],
     "process_rloo": ["  - data.prompt_dataset"],
+    "rlep": ["  - data.prompt_dataset"],
     "grm_multi_rm": [
         "  - oger.reward.sources, entry 3: plugin 'rider_reward.py'",
         "  - oger.reward.sources, entry 4: plugin 'consistency_reward.py'",
