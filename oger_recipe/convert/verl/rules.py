@@ -130,10 +130,11 @@ def only_gae(get: Get) -> str:
 
 def logger(value: Any, get: Get) -> Settings:
     names = value if isinstance(value, list) else [value]
-    others = [name for name in names if name not in (*_ALWAYS_WRITTEN, "wandb")]
+    others = [name for name in names if name not in (*_ALWAYS_WRITTEN, "wandb", "swanlab")]
     if others:
         raise Unsupported(f"{', '.join(map(str, others))}: there are console, tensorboard and wandb")
     hint = "; for wandb give --logger.wandb.key env, and set WANDB_API_KEY" if "wandb" in names else ""
+    hint += "; SwanLab is not written to" if "swanlab" in names else ""
     raise NoEffect("the console and TensorBoard are always written to" + hint)
 
 

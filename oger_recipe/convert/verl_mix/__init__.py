@@ -1,1 +1,1 @@
-"""The commands of OGER and LUFFY, which train with a branch of verl."""
+"""The commands of OGER, LUFFY, ExGRPO and HPT, which train with a branch of verl."""

@@ -1,4 +1,4 @@
-"""The commands of OGER and LUFFY: ``python3 -m verl.mix_src.main_mix_ppo data.train_files=... algorithm...=...``."""
+"""The commands of OGER, LUFFY, ExGRPO and HPT: ``python3 -m verl.mix_src.main_mix_ppo data.train_files=... ...``."""
 
 import re
 
@@ -19,8 +19,9 @@ VERL_MIX = Dialect(
     page="oger_flags.md",
     introduction="""# OGER's and LUFFY's flags and ours
 
-Every flag of OGER's training command and of LUFFY's configuration (`verl.mix_src`), on which OGER's code builds. This
-page is written from the table by which `oger convert` reads commands: `oger convert --table > docs/oger_flags.md`.
+Every flag of OGER's training command and of LUFFY's configuration (`verl.mix_src`), on which OGER's code builds, and
+what ExGRPO and HPT add to it. This page is written from the table by which `oger convert` reads commands:
+`oger convert --table > docs/oger_flags.md`.
 
 The second column has the values of the command that OGER's page publishes; where it is empty, the flag stays at its
 default there, which `oger convert` carries over as well. Flags without a counterpart say why none is needed. "alone"

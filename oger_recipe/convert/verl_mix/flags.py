@@ -1,4 +1,5 @@
-"""Every flag of OGER's and LUFFY's command line (``verl.mix_src``): its default there and what it is here.
+"""Every flag of OGER's, LUFFY's, ExGRPO's and HPT's command lines (``verl.mix_src``): its default there and what it
+is here.
 
 `oger convert` reads commands by this table, and docs/oger_flags.md is written from it (`oger convert --table`). What
 OGER adds to LUFFY's flags is nowhere documented; its own flags are read as their names and the paper say
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from oger_recipe.convert.values import UNSET, Flag, alone, bound_of, choice, dead, refused, same, to, where
+from oger_recipe.convert.values import UNSET, Flag, alone, bound_of, choice, dead, same, to, where
 from oger_recipe.convert.verl import flags as shared
 from oger_recipe.convert.verl.flags import PLACED, gae
 from oger_recipe.convert.verl.rules import (
@@ -27,20 +28,24 @@ from oger_recipe.convert.verl.rules import (
 from oger_recipe.convert.verl_mix import rules
 
 _UNREAD = "no code of LUFFY's reads it"
-_EXGRPO = "this is ExGRPO's replay; oger.use_history_samples keeps earlier correct rollouts as references"
 _OWN = "read from its name"
 
 _bonus = partial(where, rules.only_bonus)
 _replace = partial(where, rules.only_replacement)
 _prefix = partial(where, rules.prefix_is_inert)
 _shaped = partial(where, rules.only_shaped)
+_shaped_rollouts = partial(where, rules.only_shaped_rollouts)
+_replay = partial(where, rules.only_replay)
+_switch = partial(where, rules.only_switch)
+_SKIPS = "no update is left out for its size: a larger gradient is scaled down to grad_clip"
 
 _DATA = (
     *shared.DATA,
     Flag("data.reward_impl_version", 0, rules.reward, "oger.math_rule, oger.math_extract, oger.task_name",
-         "0 deepscaler, 1 deepscaler_format, 2 deepscaler_no_think, 3 math_verify_think, 4 math_verify. After several "
-         "`</think>` the text behind the last one counts, there the text between the first two; 0 to 2 compare with "
-         "math-verify, there with another grader; the opening `<think>` is the prompt's matter", differs=True),
+         "0 deepscaler, 1 deepscaler_format, 2 deepscaler_no_think, 3 math_verify_think, 4 math_verify, HPT's 5 and 6 "
+         "math_verify of the last box. After several `</think>` the text behind the last one counts, there the text "
+         "between the first two; 0 to 2, 5 and 6 compare with math-verify, there with another "
+         "grader; the opening `<think>` is the prompt's matter", differs=True),
     dead("data.filter_targets", False, _UNREAD),
     alone("data.sample_target_ratio", 1.0, "every prompt keeps its teachers",
           "remove the teachers of a share of the rows from the data"),
@@ -67,10 +72,12 @@ _MODEL = (
 )  # fmt: skip
 
 _ROLLOUTS = (
-    *shared.ROLLOUTS,
+    *(flag for flag in shared.ROLLOUTS if flag.name != ROLLOUT + "name"),
+    Flag(ROLLOUT + "name", "vllm", rules.engine, remark="vllm, and ExGRPO's vllm_exp: rollouts come from vLLM"),
     Flag(ROLLOUT + "top_p", 1.0, rules.top_p, "rollout.top_p", "the evaluation samples from all tokens"),
     same(ROLLOUT + "n_val", 8, "eval.n_samples_per_prompt"),
     same(ROLLOUT + "val_temperature", 0.6, "eval.temperature"),
+    dead(ROLLOUT + "val_top_p", UNSET, "HPT's rollout worker does not read it: evaluation samples from all tokens"),
     Flag(ROLLOUT + TENSOR_PARALLEL, 2, engines, "vllm.tensor_parallel_size, vllm.num_engines",
          "engines: GPUs / this"),
     same(ROLLOUT + "gpu_memory_utilization", 0.5, "vllm.gpu_memory_utilization"),
@@ -142,16 +149,16 @@ _LOSS = (
          "oger.off_policy_max_clip", "-1: null"),
     Flag(ACTOR + "off_policy_min_clip", -1.0, _shaped(bound_of("oger.off_policy_min_clip")),
          "oger.off_policy_min_clip", "-1: null"),
-    Flag(ACTOR + "use_off_policy_probs", False, _shaped(to("oger.use_off_policy_probs")),
+    Flag(ACTOR + "use_off_policy_probs", False, _shaped(rules.teacher_probs),
          "oger.use_off_policy_probs"),
     dead(ACTOR + "off_policy_normalize", False, "LUFFY's loss does not use it"),
     dead(ACTOR + "off_policy_cliprange", 0.2, "LUFFY's loss does not use it"),
     dead(ACTOR + "use_off_policy_clip", False, _UNREAD),
-    Flag(ACTOR + "on_policy_reshape", "no_reshape", _shaped(rules.reshape("oger.on_policy_reshape")),
+    Flag(ACTOR + "on_policy_reshape", "no_reshape", _shaped_rollouts(rules.reshape("oger.on_policy_reshape")),
          "oger.on_policy_reshape"),
-    Flag(ACTOR + "on_policy_reshape_weight", 0.1, _shaped(to("oger.on_policy_reshape_weight")),
+    Flag(ACTOR + "on_policy_reshape_weight", 0.1, _shaped_rollouts(to("oger.on_policy_reshape_weight")),
          "oger.on_policy_reshape_weight"),
-    Flag(ACTOR + "on_policy_reshape_pow_exp", 0.5, _shaped(to("oger.on_policy_reshape_pow_exp")),
+    Flag(ACTOR + "on_policy_reshape_pow_exp", 0.5, _shaped_rollouts(to("oger.on_policy_reshape_pow_exp")),
          "oger.on_policy_reshape_pow_exp"),
     Flag(ACTOR + "all_max_clip", -1.0, _shaped(bound_of("oger.all_max_clip")), "oger.all_max_clip", "-1: null"),
     Flag(ACTOR + "use_sft_multitask_loss", False, rules.teacher_loss, "oger.off_policy_loss", "True: sft"),
@@ -185,7 +192,14 @@ _LOSS = (
     dead(ACTOR + "use_sft_reward", False, _UNREAD),
     dead(ACTOR + "use_target_lst", False, f"{_UNREAD}; all teachers of a row are used"),
     dead(ACTOR + "debug", False, _UNREAD),
-    refused(ACTOR + "skip_grad_bound", "this is ExGRPO's: leave it out; gradients are clipped by grad_clip"),
+    Flag(ACTOR + "offline_loss_type", UNSET, rules.offline_loss,
+         "oger.off_policy_loss, oger.sft_token_weight, oger.sft_loss_coef, oger.rollout_advantage, "
+         "oger.on_policy_reshape",
+         "HPT's; off_policy: reshape, sft: sft, srft: reshape_sft with SRFT's weights, of which the supervised one is "
+         "0.5 in the unit of entropy_coeff", kind=str),
+    alone(ACTOR + "srft_type", "paper", "SRFT's loss is the paper's", "there is one SRFT: leave it out"),
+    dead(ACTOR + "skip_grad_bound", UNSET, f"ExGRPO's bound: {_SKIPS}"),
+    dead(ACTOR + "max_grad_norm", UNSET, f"HPT's bound: {_SKIPS}"),
 )  # fmt: skip
 
 _OGER = (
@@ -221,6 +235,45 @@ _OGER = (
           remark=f"{_OWN}: the policy's earlier correct rollouts are references, too"),
 )  # fmt: skip
 
+_EXGRPO = (
+    Flag("trainer.experience", False, rules.replay,
+         "oger.use_history_samples, oger.history_enters, oger.history_size, oger.teacher_sources, "
+         "oger.max_replace_num, oger.replace_mode",
+         "there half of a step's prompts are drawn from those with a success; here prompts come in the order of the "
+         "data, and a success enters its group from the second episode on. There one rollout less is sampled, and all "
+         "successes are kept", differs=True),
+    Flag("trainer.exp_is_correct", True, _replay(rules.replay_ratio),
+         "oger.use_off_policy_probs, oger.off_policy_reshape_ratio"),
+    Flag("trainer.exp_metric", "random", _replay(rules.replay_draw), "oger.teacher_draw",
+         "ent: lowest_entropy, with the entropy when it was sampled, there of the policy of the step; random: uniform",
+         differs=True),
+    Flag("trainer.exp_select_mode", "argmin", _replay(rules.replay_draw), "oger.teacher_draw"),
+    Flag("trainer.exp_bucket_manager", None, _replay(rules.replay_gate), "oger.teacher_gate_low, oger.teacher_gate",
+         "normal: half of the rollouts right, and up to two more or less; there the chance of a prompt is N(n / 2, 1) "
+         "of its right rollouts when it came last, which lies in these bounds in 99 of 100 draws", kind=str,
+         differs=True),
+    Flag("trainer.experience_lbound", 0, _replay(rules.replay_gate), "oger.teacher_gate_low, oger.teacher_gate"),
+    Flag("trainer.experience_rbound", 7, _replay(rules.replay_gate), "oger.teacher_gate_low, oger.teacher_gate"),
+    dead("trainer.experience_ratio", 0.5, "as many groups have a success as the gates let in"),
+    dead("trainer.experience_start_sratio", 0.35, "there is no success to enter before the second episode"),
+    alone("trainer.exp_sample_range", "all", "all prompts with a success count", "leave it out"),
+    dead("trainer.exp_is_weighting", False, "ExGRPO's loss does not use it"),
+    alone("trainer.constant_data", None, "a group has a success of its own prompt", "leave it out"),
+)  # fmt: skip
+
+_HPT = (
+    Flag("trainer.unify_strategy", UNSET, rules.unify, "oger.max_replace_num, oger.replace_mode, oger.taught_group",
+         "switch: teachers alone are trained where the gate lets them in; no: they enter as LUFFY's do", kind=str),
+    Flag("trainer.switch_gate", 0, _switch(rules.switch_gate), "oger.teacher_gate",
+         "right rollouts: a share of n_verify"),
+    Flag("trainer.switch_gate_off", 2, _switch(rules.switch_gate_off), remark="no more than switch_gate"),
+    Flag(ROLLOUT + "n_verify", 4, _switch(rules.switch_rollouts), remark="the value of rollout.n alone"),
+    alone("trainer.remove_sfted_data", False, "every prompt stays in the data", "leave it out"),
+    dead("trainer.remove_p", "all", "it belongs to strategies other than switch and no"),
+    dead("trainer.remove_on", False, "it belongs to strategies other than switch and no"),
+    dead("trainer.soft_type", 0, "it belongs to strategies other than switch and no"),
+)  # fmt: skip
+
 _TRAINER = (
     *shared.RUN,
     Flag("trainer.n_gpus_per_node", 8, machine("num_gpus_per_node", rules.kl_coefficient),
@@ -243,10 +296,6 @@ _TRAINER = (
     dead("trainer.add_full_target_when_none", False, "there is no code behind it"),
     dead("trainer.skip_by_step", False, _UNREAD),
     dead("trainer.debug", False, "`oger train --oger.verbose` shows the workers' logs"),
-    alone("trainer.experience", False, "there is no replay", _EXGRPO),
-    dead("trainer.experience_*", UNSET, "it belongs to trainer.experience, ExGRPO's replay"),
-    dead("trainer.exp_*", UNSET, "it belongs to trainer.experience, ExGRPO's replay"),
-    dead("trainer.constant_data", None, "it belongs to trainer.experience, ExGRPO's replay"),
 )  # fmt: skip
 
 SECTIONS: dict[str, tuple[Flag, ...]] = {
@@ -257,6 +306,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
     "Prefixes of teachers (LUFFY)": _PREFIX,
     "Advantage, KL, critic": _ADVANTAGE,
     "Loss": _LOSS,
+    "Replay (ExGRPO)": _EXGRPO,
+    "Teachers where rollouts fail (HPT)": _HPT,
     "The run": _TRAINER,
 }
 

@@ -12,9 +12,15 @@ from oger_recipe.convert.verl.rules import ACTOR, KL_KINDS, REF, ROLLOUT, ranks
 
 
 def reward(value: Any, get: Get) -> Settings:
-    names = ("deepscaler", "deepscaler_format", "deepscaler_no_think", "math_verify_think", "math_verify")
+    names = ["deepscaler", "deepscaler_format", "deepscaler_no_think", "math_verify_think", "math_verify"]
+    names += ["math_verify", "math_verify"]  # HPT's, of boxes alone
     settings: Settings = {"oger.task_name": "math", "oger.math_rule": one_of(value, dict(enumerate(names)))}
-    return settings | ({"oger.math_extract": ["anywhere"]} if value >= 3 else {})
+    return settings | ({"oger.math_extract": ["boxed" if value >= 5 else "anywhere"]} if value >= 3 else {})
+
+
+def engine(value: Any, get: Get) -> Settings:
+    one_of(value, {"vllm": "vllm", "vllm_exp": "vllm"})
+    raise NoEffect("rollouts come from vLLM")
 
 
 def top_p(value: Any, get: Get) -> Settings:
@@ -107,11 +113,38 @@ def in_steps_unit(value: float, get: Get) -> float:
 # The loss of teacher tokens
 
 
-def teacher_loss(value: Any, get: Get) -> Settings:
+_OFFLINE = {"off_policy": "reshape", "sft": "sft", "srft": "reshape_sft"}  # HPT's offline_loss_type
+
+
+def _teacher_loss(get: Get) -> str | None:
+    """Return our name for the loss; None for one of HPT's that is not here."""
+    offline = get(ACTOR + "offline_loss_type")
+    if offline is not None:
+        return _OFFLINE.get(offline)
     supervised, shaped = get(ACTOR + "use_sft_multitask_loss"), get(ACTOR + "use_off_policy_loss")
-    if supervised and shaped:
+    return "sft" if supervised else "reshape" if shaped else "ppo"
+
+
+def teacher_loss(value: Any, get: Get) -> Settings:
+    if get(ACTOR + "offline_loss_type") is not None:
+        raise NoEffect("offline_loss_type says it")
+    if get(ACTOR + "use_sft_multitask_loss") and get(ACTOR + "use_off_policy_loss"):
         raise Unsupported("use_sft_multitask_loss and use_off_policy_loss exclude each other: set one to False")
-    return {"oger.off_policy_loss": "sft" if supervised else "reshape" if shaped else "ppo"}
+    return {"oger.off_policy_loss": _teacher_loss(get)}
+
+
+def offline_loss(value: Any, get: Get) -> Settings:
+    """Take HPT's loss of teachers; srft (arXiv 2506.19767) brings its weights and the loss of rollouts."""
+    name = one_of(value, _OFFLINE)
+    if name != "reshape_sft":
+        return {"oger.off_policy_loss": name}
+    return {
+        "oger.off_policy_loss": name,
+        "oger.sft_token_weight": "exp_neg_entropy",
+        "oger.sft_loss_coef": in_steps_unit(0.5, get),
+        "oger.rollout_advantage": "sign_exp_entropy",
+        "oger.on_policy_reshape": "logp",
+    }
 
 
 def reshape(target: str):
@@ -127,11 +160,28 @@ def reshape(target: str):
 
 
 def only_shaped(get: Get) -> str:
-    return "" if get(ACTOR + "use_off_policy_loss") else "use_off_policy_loss is False"
+    if _teacher_loss(get) in ("reshape", "reshape_sft"):
+        return ""
+    offline = get(ACTOR + "offline_loss_type")
+    return "use_off_policy_loss is False" if offline is None else f"offline_loss_type is {offline}"
+
+
+def only_shaped_rollouts(get: Get) -> str:
+    has_its_own = _teacher_loss(get) == "reshape_sft"
+    return "offline_loss_type is srft, whose rollouts have a loss of their own" if has_its_own else only_shaped(get)
 
 
 def only_supervised(get: Get) -> str:
-    return "" if get(ACTOR + "use_sft_multitask_loss") else "use_sft_multitask_loss is False"
+    if _teacher_loss(get) == "sft":
+        return ""
+    offline = get(ACTOR + "offline_loss_type")
+    return "use_sft_multitask_loss is False" if offline is None else f"offline_loss_type is {offline}"
+
+
+def teacher_probs(value: Any, get: Get) -> Settings:
+    if not only_replay(get):
+        raise NoEffect("trainer.experience is True: exp_is_correct says it")
+    return {"oger.use_off_policy_probs": value}
 
 
 def clip(value: Any, get: Get) -> Settings:
@@ -147,6 +197,90 @@ def clip(value: Any, get: Get) -> Settings:
 # Teachers
 
 
+def in_whole_rows(get: Get) -> str:
+    """Say why no flag of LUFFY's brings teachers into a group: those of ExGRPO or of HPT do."""
+    if not only_replay(get):
+        return "trainer.experience is True: an earlier success takes the place of a whole rollout"
+    if not only_switch(get):
+        return "unify_strategy is switch: teachers take the places of whole rollouts"
+    return ""
+
+
+def only_replay(get: Get) -> str:
+    return "" if get("trainer.experience") else "trainer.experience is not True"
+
+
+def replay(value: Any, get: Get) -> Settings:
+    """Let the policy's own earlier successes, and nothing else, enter groups (ExGRPO)."""
+    if not value:
+        raise NoEffect("there is no replay")
+    if get(ROLLOUT + "n_prefix") != 1:
+        raise Unsupported("one earlier success enters a group: set rollout.n_prefix=1")
+    own: Settings = {"oger.use_history_samples": True, "oger.history_enters": True}
+    own |= {"oger.history_size": get(ROLLOUT + "n"), "oger.teacher_sources": ["history"]}
+    return own | {"oger.max_replace_num": 1, "oger.replace_mode": "random"}
+
+
+def replay_ratio(value: Any, get: Get) -> Settings:
+    if not value:
+        raise Unsupported("the ratio is to the policy that sampled the success, not to that of the step: leave it out")
+    return {"oger.use_off_policy_probs": True, "oger.off_policy_reshape_ratio": True}
+
+
+def replay_draw(value: Any, get: Get) -> Settings:
+    metric, select = get("trainer.exp_metric"), get("trainer.exp_select_mode")
+    if metric == "random":
+        return {"oger.teacher_draw": "uniform"}
+    if (metric, select) == ("ent", "argmin"):
+        return {"oger.teacher_draw": "lowest_entropy"}
+    raise Unsupported(
+        "a prompt's successes are drawn by exp_metric=ent with exp_select_mode=argmin, or exp_metric=random"
+    )
+
+
+def replay_gate(value: Any, get: Get) -> Settings:
+    """Let successes enter where a share of rollouts is right whose prompts ExGRPO's buckets make likely."""
+    n, buckets = get(ROLLOUT + "n"), get("trainer.exp_bucket_manager")
+    low, high = get("trainer.experience_lbound") + 1, min(get("trainer.experience_rbound"), n - 1)
+    if buckets not in (None, "normal"):
+        raise Unsupported("prompts come in the order of the data: use exp_bucket_manager=normal, or null")
+    if buckets == "normal":
+        low, high = max(low, n / 2 - 2), min(high, n / 2 + 2)
+    return {"oger.teacher_gate_low": low / n, "oger.teacher_gate": high / n}
+
+
+def only_switch(get: Get) -> str:
+    return "" if get("trainer.unify_strategy") == "switch" else "unify_strategy is not switch"
+
+
+def unify(value: Any, get: Get) -> Settings:
+    """Train unsolved prompts by their teachers alone (HPT's switch), or let teachers enter as LUFFY's do (no)."""
+    if value == "no":
+        raise NoEffect("teachers enter as LUFFY's do")
+    if value != "switch":
+        raise Unsupported("it is one of switch, no")
+    return {"oger.max_replace_num": 1, "oger.replace_mode": "random", "oger.taught_group": "teachers"}
+
+
+def switch_gate(value: Any, get: Get) -> Settings:
+    return {"oger.teacher_gate": value / get(ROLLOUT + "n_verify")}
+
+
+def switch_gate_off(value: Any, get: Get) -> Settings:
+    if value > get("trainer.switch_gate"):
+        raise Unsupported(
+            "prompts between the two gates would have another loss than those at or below switch_gate: set it to the "
+            "value of switch_gate"
+        )
+    raise NoEffect("no prompt lies between the two gates")
+
+
+def switch_rollouts(value: Any, get: Get) -> Settings:
+    if value != get(ROLLOUT + "n"):
+        raise Unsupported("the rollouts that decide are those that are trained: set it to the value of rollout.n")
+    raise NoEffect("the same as rollout.n")
+
+
 def guidance(value: Any, get: Get) -> Settings:
     """Set how many rollouts begin with a teacher's tokens."""
     reason = prefix_is_inert(get)
@@ -157,6 +291,8 @@ def guidance(value: Any, get: Get) -> Settings:
 
 
 def prefix_is_inert(get: Get) -> str:
+    if reason := in_whole_rows(get):
+        return reason
     windowed = get(ROLLOUT + "prefix_strategy") in ("linear_max", "reverse_linear")
     key = "prefix_linear_max_ratio" if windowed else "max_prefix_ratio"
     if get(ROLLOUT + key) == 0:
@@ -181,6 +317,8 @@ def only_windowed(get: Get) -> str:
 
 
 def replacement(value: Any, get: Get) -> Settings:
+    if reason := in_whole_rows(get):
+        raise Unsupported(f"{reason}: leave one of the two out") if value else NoEffect(reason)
     if value:
         return {"oger.replace_after_rm": True}
     return {"oger.max_replace_num": 0}
@@ -204,7 +342,8 @@ def _measures(get: Get) -> bool:
 
 def only_teachers(get: Get) -> str:
     replaces = not only_replacement(get) and get("trainer.max_replace_num") != 0
-    return "" if replaces or _measures(get) or not prefix_is_inert(get) else "no teacher is used"
+    used = replaces or _measures(get) or in_whole_rows(get) or not prefix_is_inert(get)
+    return "" if used else "no teacher is used"
 
 
 def embedding(value: Any, get: Get) -> Settings:
