@@ -523,6 +523,8 @@ def test_earlier_rollouts_enter_a_later_group_with_the_probabilities_of_then(
     first += [rollout(text, uid="v") for text in "xyz"]
     maker.make_experience_batch(first)
     assert (maker.history["u"], maker.history["v"]) == (["ab", "cdefg"], ["other"])
+    for own in (*maker.history.teachers("u"), *maker.history.teachers("v")):
+        assert own.probs == pytest.approx([math.exp(-(token % 7 + 1) / 10) for token in own.tokens])
     assert maker.current.batch.injected == {}
     assert maker.current.metrics["oger/prompts_without_teacher"] == 2
     by_token.factor, maker.step = 2.0, 2  # the policy has learnt since
@@ -540,6 +542,40 @@ def test_earlier_rollouts_enter_a_later_group_with_the_probabilities_of_then(
     before = maker.history.teachers("u")
     maker.resume(1, 5, {})
     assert maker.history.teachers("u") == before
+
+
+@pytest.mark.parametrize("flags", [[], ["--oger.teacher_draw=lowest_entropy"], ["--oger.replace_mode=random"]])
+def test_a_resumed_run_trains_on_the_same_earlier_rollouts_to_the_last_bit(
+    controller, models, rollout, letters, flags
+):
+    """Teachers of the data, the bonus and its references are there, too; the third step is that of a resumed run."""
+    teacher = Teacher("a", "ok", [*letters.encode("ok"), letters.eos_token_id], 1.0, 1.0, [0.5] * 3)
+    flags = ["--oger.use_history_samples", "--oger.history_enters", "--oger.use_off_policy_probs", *flags]
+    flags += ["--oger.max_replace_num=2", "--oger.history_size=3"]
+    words = "ab ba abc cab bca acb abcd bacd".split()
+    models.similarity = {word: 0.1 * place for place, word in enumerate(words)}
+    models.entropy = {word: 0.05 * (place * 5 % 7) for place, word in enumerate(words)}
+    models.difference = {word: 0.001 * place for place, word in enumerate(words)}
+
+    def step(maker: Any, number: int) -> Any:
+        maker.step = number
+        texts = [words[(number * 3 + place) % len(words)] for place in range(8)]
+        rows = [rollout(text, float(place % 3 > 0), uid="uv"[place // 4]) for place, text in enumerate(texts)]
+        experiences = maker.make_experience_batch(rows)
+        drawn = {row: (each.source, each.text) for row, each in maker.current.batch.injected.items()}
+        numbers = [by_row(experiences, name) for name in ("advantages", "teacher_log_probs")]
+        return drawn, repr(numbers), maker.current.metrics["oger/similarity"]
+
+    whole = controller(*flags, teachers={"u": [teacher]})
+    for number in (1, 2):
+        step(whole, number)
+    history = (whole.run_dir / "history.jsonl").read_bytes()
+    third = step(whole, 3)
+    assert "history" in {source for source, _ in third[0].values()}
+    resumed = controller(*flags, teachers={"u": [teacher]})
+    (resumed.run_dir / "history.jsonl").write_bytes(history)
+    resumed.resume(2, 5, whole.state())
+    assert step(resumed, 3) == third
 
 
 def test_a_rollout_that_made_room_is_no_later_teacher_but_its_words_may_come_again(controller, models, rollout):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -403,6 +403,17 @@ def test_the_policys_own_earlier_solutions_are_references_too(hybrid, tmp_path):
     assert batch.similarity.tolist() == pytest.approx([0.5, 0.7, -0.5, -0.1, 1.0, 0.6, 0.0, -0.8], abs=1e-6)
     assert batch.is_teacher.nonzero().flatten().tolist() == [1]  # references of one's own take no place
     assert batch.prompts_without_teacher == 1
+
+
+@pytest.mark.parametrize("enters", [True, False])
+def test_earlier_solutions_enter_only_where_that_is_asked_for(hybrid, tmp_path, enters):
+    """As with a run that is resumed without it: the file has what they need."""
+    history = History(tmp_path / "history.jsonl", 4, 0)
+    history.add(1, "alone", "E", replace(_teacher("E"), source="history", probs=[0.5], tokens=[1], entropy=0.1))
+    batch = hybrid(_rollouts(("alone", LETTERS, WRONG)), {}, history=history, history_enters=enters)
+    assert [teacher.source for teacher in batch.injected.values()] == (["history"] if enters else [])
+    assert batch.prompts_without_teacher == (0 if enters else 1)
+    assert batch.teachers == [[]]  # what sources of reward read are the data's
 
 
 def test_rollouts_that_a_teacher_began_are_teachers_rows_and_make_no_room(hybrid):

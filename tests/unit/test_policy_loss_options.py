@@ -335,7 +335,7 @@ def test_extreme_log_probs_stay_finite(name: str, new: float, old: float) -> Non
         "advantages": torch.tensor([[1.0, 1.0], [-1.0, -1.0]]),
         "action_mask": torch.ones(2, 2, dtype=torch.bool),
         "off_policy_mask": torch.tensor([[False, True], [False, True]]),
-        "teacher_probs": torch.tensor([[0.0, 1e-30], [0.0, 1.0]]),
+        "teacher_probs": torch.tensor([[0.0, 1e-44], [0.0, 1.0]]),
     }
     for reshape in reshapes:
         given = {"reshape": reshape, "reshape_power": 9.0, "on_policy_reshape_power": 9.0}
