@@ -7,7 +7,7 @@ from typing import Any
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 from oger_recipe.base.machine import ENCODER_SHARE, cluster_address, machine
 from oger_recipe.models.keys import ModelKeys
-from oger_recipe.rewards.kinds.entries import models_of
+from oger_recipe.settings.grades import GRADE_MODEL
 from oger_recipe.settings.oger import OgerSettings
 
 
@@ -56,8 +56,14 @@ def _beside_openrlhfs(value: Mapping[str, Any]) -> dict[str, int]:
 
 
 def judge_engines(value: Mapping[str, Any]) -> list[tuple[str, ModelKeys]]:
-    """Return the models of the reward that run in engines of the run's own, each with the name of its source."""
-    return [(name, keys) for name, keys in models_of(value["oger.reward.sources"]) if keys.runs_on == "engine"]
+    """Return the models of the reward and of grades that run in engines of the run's own, each with the name of its
+    source, or its setting."""
+    return [(name, keys) for name, keys in OgerSettings.of(value).models if keys.runs_on == "engine"]
+
+
+def where_named(name: str) -> str:
+    """Say where a recipe names the model of this name (`OgerSettings.models`)."""
+    return name if name == GRADE_MODEL else f"oger.reward.sources, {name}"
 
 
 def policy_ranks(value: Mapping[str, Any]) -> int:
@@ -103,7 +109,7 @@ def _unsupported_on_cpu(value: Mapping[str, Any]) -> Iterator[str]:
     for name, keys in judge_engines(value):
         if keys.tensor_parallel_size > 1:
             yield (
-                f"oger.reward.sources, {name}: tensor_parallel_size {keys.tensor_parallel_size} is not supported on a "
+                f"{where_named(name)}: tensor_parallel_size {keys.tensor_parallel_size} is not supported on a "
                 "machine without CUDA: use 1"
             )
 
@@ -117,7 +123,7 @@ def _judges_on_gpus(value: Mapping[str, Any]) -> Iterator[str]:
     for name, keys in engines if value["train.colocate_all"] and not value["vllm.enable_sleep"] else ():
         if policys + keys.gpu_memory_utilization > 1:
             yield (
-                f"oger.reward.sources, {name}: gpu_memory_utilization {keys.gpu_memory_utilization} and "
+                f"{where_named(name)}: gpu_memory_utilization {keys.gpu_memory_utilization} and "
                 f"vllm.gpu_memory_utilization {policys} exceed the GPU that both share (train.colocate_all): "
                 "set vllm.enable_sleep, or make them smaller"
             )
@@ -154,7 +160,7 @@ def _on_the_policys_gpus(value: Mapping[str, Any], gpus: int) -> Iterator[str]:
     for name, keys in judge_engines(value):
         if keys.tensor_parallel_size > gpus:
             yield (
-                f"oger.reward.sources, {name}: tensor_parallel_size {keys.tensor_parallel_size} is more than the "
+                f"{where_named(name)}: tensor_parallel_size {keys.tensor_parallel_size} is more than the "
                 f"policy's {gpus} GPUs, which train.colocate_all shares"
             )
     if OgerSettings.of(value).embeds and value["oger.embedding_num_gpus"] > ENCODER_SHARE:

@@ -39,7 +39,6 @@ from oger_recipe.base.cpu import kv_bytes_per_token
 from oger_recipe.checks import model_files
 from oger_recipe.checks.activations import Held, of_body, of_head
 from oger_recipe.checks.machine import judge_engines, policy_ranks
-from oger_recipe.rewards.kinds.entries import models_of
 from oger_recipe.settings.oger import OgerSettings
 
 GIB = 2**30
@@ -212,7 +211,7 @@ def beside(value: Mapping[str, Any], *, cpu: bool = False) -> dict[str, float]:
     similarity's encoder, and the reward's models by the names of their sources."""
     settings = OgerSettings.of(value)
     found = {"encoder": parameters_of(value["oger.embedding_model"]) * 4.0} if settings.embeds else {}
-    for name, keys in models_of(settings.reward.sources):
+    for name, keys in settings.models:
         width = _BYTES.get(keys.dtype, 4 if cpu or keys.runs_on == "in_process" else 2)
         if keys.runs_on != "server":
             found[name] = parameters_of(keys.model) * width / keys.tensor_parallel_size

@@ -8,11 +8,12 @@ from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 from oger_recipe.base import hub, remote_code
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.checks.job import OK, PROBLEM, WARNING, Finding, Found, Job
-from oger_recipe.checks.machine import judge_engines
+from oger_recipe.checks.machine import judge_engines, where_named
 from oger_recipe.checks.model_files import fault, is_pickled
 from oger_recipe.checks.model_loading import problems_of
 from oger_recipe.lab.built_in_models import PRMS
 from oger_recipe.rewards.kinds.entries import models_of, sources_of
+from oger_recipe.settings.grades import GRADE_MODEL, OFF
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
 from oger_recipe.settings.oger import OgerSettings
 
@@ -23,12 +24,13 @@ def model_files(job: Job) -> Found:
     named = [("actor.model_name_or_path", value["actor.model_name_or_path"])]
     if value["algo.advantage.estimator"] in CRITIC_ESTIMATORS:
         named.append(("critic.model_name_or_path", value["critic.model_name_or_path"]))
-    models = models_of(OgerSettings.of(value).reward.sources)
-    named += [(f"oger.reward.sources, {name}", keys.model) for name, keys in models if keys.runs_on != "server"]
+    models = OgerSettings.of(value).models
+    named += [(where_named(name), keys.model) for name, keys in models if keys.runs_on != "server"]
     for where, model in named:
         if not model or not (Path(model) / "config.json").is_file():  # said elsewhere
             continue
-        wrong = fault(Path(model), language_model=where.startswith("actor"), own_code=value[remote_code.SETTING])
+        writes = where.startswith("actor") or where == GRADE_MODEL
+        wrong = fault(Path(model), language_model=writes, own_code=value[remote_code.SETTING])
         if wrong:
             yield Finding(PROBLEM, f"{where}: {model} cannot be loaded: {wrong}")
         elif is_pickled(Path(model)):
@@ -85,6 +87,57 @@ def windows(job: Job) -> Found:
             yield Finding(PROBLEM if is_hopeless else WARNING, f"oger.reward.sources, {spec.name}: {text}")
 
 
+# Read by the policy's tokenizer and by the grader's: these may share a vocabulary, and cut texts differently.
+_TEXT = "Let $x = 12.5$; then \\frac{x}{3} = 4.17.\n\n<think>Wait, (3+5)*12 = 96</think>\n"
+
+
+def grader(job: Job) -> Found:
+    """Check whether the teacher model has the policy's tokens, and whether what the grader reads fits its window."""
+    from oger_recipe.models.keys import WriterKeys
+    from oger_recipe.models.tokens import load_tokenizer, plain_tokens, window_of
+
+    settings, longest = OgerSettings.of(job.value), job.value["data.max_len"]
+    policy = WriterKeys(model=job.value["actor.model_name_or_path"] or "")
+    if not policy.model or settings.grades.grader == OFF or hub.out_of_reach(*policy.tokenizer_files):
+        return
+    if settings.grades.shows_teachers:
+        window = window_of(policy)
+        demonstration = settings.teachers.max_prefix_len or job.value["rollout.max_new_tokens"] or longest
+        if window is not None and longest + demonstration > window:
+            yield Finding(
+                WARNING,
+                f"{policy.model} reads {window:,} tokens, and data.max_len ({longest:,}) with a shown teacher may "
+                f"have {longest + demonstration:,}: a teacher that does not fit is not shown "
+                "(oger/grade_too_long counts them); lower rollout.max_new_tokens or oger.max_prefix_len",
+            )
+    for model in settings.grades.models:
+        if hub.out_of_reach(*model.tokenizer_files):  # other checks say so
+            continue
+        try:
+            ours, theirs = load_tokenizer(policy), load_tokenizer(model)
+        except RecipeError as error:
+            yield Finding(PROBLEM, str(error))
+            continue
+        known, window = theirs.get_vocab(), window_of(model)
+        other = [token for token, number in ours.get_vocab().items() if known.get(token) != number]
+        if other or plain_tokens(ours, _TEXT) != plain_tokens(theirs, _TEXT):
+            what = f"{len(other):,} tokens have another id there, or none" if other else "they cut texts differently"
+            yield Finding(
+                PROBLEM,
+                f"{GRADE_MODEL}: the tokenizers of {model.model} and of the policy differ ({what}), "
+                "and a grader reads the tokens that the policy sampled: use a "
+                "model of the policy's family",
+            )
+        elif window is not None and window < longest + (model.runs_on == "engine"):
+            yield Finding(
+                WARNING,
+                f"{GRADE_MODEL}: {model.model} reads {window:,} tokens in all, and a row may have {longest:,} "
+                "(data.max_len): longer ones get no grades (oger/grade_failed counts them)",
+            )
+        else:
+            yield Finding(OK, f"{GRADE_MODEL}: {model.model} has the policy's tokens")
+
+
 def encoder(job: Job) -> Found:
     from oger_recipe.embedding.encoder import make_encoder
 
@@ -117,7 +170,7 @@ def judges(job: Job) -> Found:
         if problem is None:
             yield Finding(OK, f"{name}: vLLM can load {keys.model}")
         else:
-            yield Finding(PROBLEM, f"oger.reward.sources, {name}: {problem}")
+            yield Finding(PROBLEM, f"{where_named(name)}: {problem}")
 
 
 _EXAMPLE = "I think that the answer is \\boxed{1}."

@@ -41,6 +41,7 @@ CHECKS = (
     Check("judge plugins", models.judge_plugins),
     Check("process reward models", models.step_texts),
     Check("judges' windows", models.windows),
+    Check("grader", models.grader),
     Check("encoder", models.encoder, slow=True),
     Check("judges", models.judges),
     Check("verifiers", models.verifiers, slow=True),

@@ -14,11 +14,10 @@ from oger_recipe.base.ranges import Range
 from oger_recipe.base.remote_code import OF_ENCODER, Named, policy_models, untrusted
 from oger_recipe.base.secrets import secret_problems
 from oger_recipe.checks.combinations import combination_problems
-from oger_recipe.checks.machine import machine_problems, policy_ranks, refused
+from oger_recipe.checks.machine import machine_problems, policy_ranks, refused, where_named
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.embedding.settings import PACKAGED_MODEL
 from oger_recipe.models.keys import ModelKeys
-from oger_recipe.rewards.kinds.entries import models_of
 from oger_recipe.settings.critic import SAVED_SIZES, CriticSettings
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.grading import grading_problems
@@ -226,14 +225,13 @@ def _critic(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def reward_models(value: Mapping[str, Any]) -> Iterator[Named]:
-    """Yield the models and separate tokenizers that the reward's sources load on this run's machines."""
-    for name, keys in models_of(value["oger.reward.sources"]):
-        yield from loaded_for(name, keys)
+    """Yield the models and separate tokenizers that reward and grades load on this run's machines."""
+    for name, keys in OgerSettings.of(value).models:
+        yield from loaded_for(where_named(name), keys)
 
 
-def loaded_for(source: str, keys: ModelKeys) -> Iterator[Named]:
-    """Yield what one model of a source needs to be loaded."""
-    where = f"oger.reward.sources, {source}"
+def loaded_for(where: str, keys: ModelKeys) -> Iterator[Named]:
+    """Yield what one model needs to be loaded; ``where``: the setting that names it."""
     if keys.runs_on != "server":
         yield Named(where, keys.model, keys.revision, is_ours=keys.is_loaded_by_us)
     if keys.tokenizer is not None:

@@ -6,6 +6,7 @@ from typing import Any
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.data.rows import Row, teacher_columns
 from oger_recipe.data.train_files import Budget
+from oger_recipe.settings.grades import OFF
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.run import SftSettings
 
@@ -103,15 +104,19 @@ def _limit(budget: Budget) -> str:
 
 
 def _asking(value: Mapping[str, Any]) -> str:
-    return f"the settings ask for teachers ({', '.join(f'{name} {value[name]:g}' for name in _uses(value))})"
+    return f"the settings ask for teachers ({', '.join(f'{name} {_said(value[name])}' for name in _uses(value))})"
 
 
 def _without(value: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} 0" for name in _uses(value))
+    return ", ".join(f"{name} {OFF if isinstance(value[name], str) else 0}" for name in _uses(value))
+
+
+def _said(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _uses(value: Mapping[str, Any]) -> list[str]:
     names = ("oger.max_replace_num", "oger.n_prefix", "oger.hint_share", "oger.sft.epochs")
-    return [name for name in names if value[name]] + (
-        ["oger.bonus_weight"] if OgerSettings.of(value).has_bonus else []
-    )
+    oger = OgerSettings.of(value)
+    more = {"oger.grader": oger.grades.shows_teachers, "oger.bonus_weight": oger.has_bonus}
+    return [name for name in names if value[name]] + [name for name, asks in more.items() if asks]

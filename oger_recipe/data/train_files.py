@@ -55,7 +55,8 @@ class PromptFormat:
     """The way from a row's prompt to text: by a named template here, or by OpenRLHF's own two flags later.
 
     shown_template: a text with {question} and {teacher} that takes the question's place in a prompt that shows the
-    beginning of a teacher trajectory; shown_share: the most of it that a prompt shows, 0 where none does.
+    beginning of a teacher trajectory; shown_share: the most of it that a rollout's prompt shows, 0 where none does;
+    shows_graders: a grader's prompt shows all of it, and its length is looked at in the run.
     """
 
     apply_chat_template: bool
@@ -63,6 +64,12 @@ class PromptFormat:
     template: PromptTemplate | None = None
     shown_template: str = SHOWN
     shown_share: float = 0.0
+    shows_graders: bool = False
+
+    @property
+    def shows(self) -> bool:
+        """Whether some prompt shows a teacher trajectory."""
+        return self.shown_share > 0 or self.shows_graders
 
     def written(self, prompt: Any) -> Any:
         """Return the prompt for the prompt file: the final text under a named template, else as it is."""
@@ -185,7 +192,7 @@ def write_train_files(
     counts: Counter[str] = Counter(prompts=0)
     _refuse_shared_uids(rows)
     too_long: dict[str, int] = {}
-    shows = prompt_format.shown_share > 0
+    shows = prompt_format.shows
     teachers = _Teachers(rules, pool, choice, prompt_format, budget, tokenizer, counts)
     with ExitStack() as files:
         file = files.enter_context(files.enter_context(atomic_write(prompts_path)).open("w", encoding="utf-8"))
@@ -360,13 +367,16 @@ class _Teachers:
         self.tokens += sum(len(each.tokens) for each in waiting)
 
     def _that_can_be_shown(self, fitted: list[tuple[_Prompt, _Candidate]]) -> list[_Candidate]:
-        """Leave out those with which the prompt that shows them would be too long; none where no prompt does."""
-        if not (share := self._format.shown_share):
-            return [candidate for _, candidate in fitted]
+        """Leave out those with which a rollout's prompt that shows them would be too long; none where none does."""
+        share, candidates = self._format.shown_share, [candidate for _, candidate in fitted]
+        if not self._format.shows:
+            return candidates
         rows = {prompt.row["uid"]: prompt.row for prompt, _ in fitted}
         shown = {uid: self._format.shown(row["prompt"], self._tokenizer) for uid, row in rows.items()}
-        texts = [beginning(candidate.text, share).join(shown[prompt.row["uid"]]) for prompt, candidate in fitted]
         self._shown |= shown
+        if not share:
+            return candidates
+        texts = [beginning(candidate.text, share).join(shown[prompt.row["uid"]]) for prompt, candidate in fitted]
         lengths = [len(tokens) for tokens in _tokens(texts, self._tokenizer)]
         longest = self._budget.longest_prompt()
         self._counts["teachers_too_long_to_show"] += sum(length > longest for length in lengths)

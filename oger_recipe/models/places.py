@@ -12,7 +12,7 @@ from oger_recipe.base.files import fingerprint
 from oger_recipe.models.in_process import InProcess
 from oger_recipe.models.keys import ModelKeys
 from oger_recipe.models.server import ServerPlace
-from oger_recipe.rewards.place import Place, Reply, Sampling, StepPrompt, VerdictCache
+from oger_recipe.rewards.place import Likelihoods, Place, Reply, Sampling, StepPrompt, VerdictCache
 from oger_recipe.rewards.spec import Surroundings
 
 _P = TypeVar("_P", str, StepPrompt)
@@ -30,6 +30,13 @@ def place_of(keys: ModelKeys, surroundings: Surroundings) -> Place:
     }
     place = surroundings.around(keys, makers[keys.runs_on](keys))
     return Cached(place, keys, surroundings.cache) if surroundings.cache is not None and keys.cache else place
+
+
+def likelihoods_of(keys: ModelKeys, surroundings: Surroundings) -> Likelihoods:
+    """Make the place of a model that says how likely it finds given texts: this process, or an engine of the run."""
+    place = InProcess(keys, told=surroundings.told) if keys.runs_on == "in_process" else surroundings.engine(keys)
+    assert isinstance(place, Likelihoods)
+    return place
 
 
 @dataclass

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oger_recipe.base.errors import RecipeError
+from oger_recipe.checks.machine import where_named
 from oger_recipe.checks.settings import loaded_for, require_loadable
 from oger_recipe.evaluation.judge_metrics import (
     JudgedPair,
@@ -160,7 +161,7 @@ def figures(found: Found, prices: Prices) -> dict[str, Any]:
 @contextlib.contextmanager
 def _asked(spec: SourceSpec, value: Settings, meters: list[Metered]) -> Iterator[RewardModel]:
     """Yield the judge or head, whose models are there inside the context."""
-    require_loadable(value, (each for keys in spec.keys.models for each in loaded_for(spec.name, keys)))
+    require_loadable(value, (each for keys in spec.keys.models for each in loaded_for(where_named(spec.name), keys)))
     look_in(OgerSettings.of(value).verifiers.verifier_path)
     with asking(value, spec.keys.models, meters) as surroundings:
         yield keys_of(spec).reward_model(spec, surroundings)

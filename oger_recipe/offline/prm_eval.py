@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.checks.settings import require_loadable, reward_models
+from oger_recipe.checks.machine import where_named
+from oger_recipe.checks.settings import loaded_for, require_loadable
 from oger_recipe.data.labelled_steps import Solution, is_apart
 from oger_recipe.evaluation.prm_metrics import best_threshold, first_error, reliability, rivals, solution_metrics
 from oger_recipe.evaluation.tables import aligned
@@ -90,7 +91,8 @@ def gives_rewards(spec: SourceSpec) -> bool:
 
 def scored(spec: SourceSpec, entry: Mapping[str, Any], solutions: Sequence[Solution], value: Settings) -> Scored:
     """Ask the PRM about all solutions at once. Raises RecipeError for a model that cannot be loaded."""
-    require_loadable(value, reward_models({"oger.reward.sources": (entry,)}))
+    models = models_of([entry])
+    require_loadable(value, (each for name, keys in models for each in loaded_for(where_named(name), keys)))
     meters: list[Metered] = []
     with asking(value, [keys for _, keys in models_of([entry])], meters) as surroundings:
         source = _plain(spec).source(surroundings)

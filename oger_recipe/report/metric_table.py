@@ -377,6 +377,35 @@ TABLE: tuple[Metric, ...] = (
     _M("oger/bonus_weight", TEACHERS, "weight of the bonus", "", _STEP, "oger.bonus_weight by its schedule."),
     _M("oger/hint_share", TEACHERS, "share in the hints", "share", _STEP, "Share of a teacher trajectory that prompts "
        "show, by its schedule. Solve rates of the step are with these hints; evaluation has none."),
+    _M("oger/grade", TEACHERS, "grade of a token", "nats", "graded tokens",
+       "How much likelier the grader finds a token than the policy did: mean difference of their log-probabilities. "
+       "Minus it is an estimate of KL(policy || grader) for a token. Only with oger.grader.", (None, 0.1),
+       "rises towards 0",
+       advice="A fall means that the policy leaves its grader: raise oger.grade_weight, or lower the learning rate."),
+    _M("oger/grade_weight", TEACHERS, "weight of grades", "", _STEP, "oger.grade_weight by its schedule."),
+    _M("oger/grade_share", TEACHERS, "share of grades in advantages", "share", "graded tokens",
+       "Size of the weighted grades, in that of grades and the estimator's advantages together: 1 where grades are "
+       "all that is learnt from."),
+    _M("oger/grade_clamped", TEACHERS, "clamped grades", "share", "graded tokens",
+       "Grades beyond oger.grade_max, to which they were cut.", (None, 0.05), "below 0.05 (rule of thumb)",
+       advice="Grader and policy are far apart: raise oger.grade_max, or begin with a policy or a grader that is "
+       "closer."),
+    _M("oger/graded_rollouts", TEACHERS, "graded rollouts", "rows", _STEP,
+       "Rollouts with grades: not those of prompts without a teacher to show, nor those that are left out."),
+    _M("oger/graded_tokens", TEACHERS, "graded tokens", "tokens", _STEP, "Their tokens."),
+    _M("nonfinite/grades", TEACHERS, "grades not finite", "rows", _TRAINED,
+       "Rows of which the grader's log-probability of a token is not finite: they have no grades.", (None, 0.0),
+       advice="Check the grader: its weights may overflow in their dtype."),
+    _M("oger/grade_failed", TEACHERS, "rollouts without their grades", "rows", _STEP,
+       "Rollouts that the grader was asked about in vain: too long for it, a number that is not finite, or its engine "
+       "was lost. A step in which all are ends the run.", (None, 0)),
+    _M("oger/grade_untaught", TEACHERS, "prompts without a teacher to show", "prompts", _STEP,
+       "Prompts whose rollouts have no grades, since they have no teacher, or none that fits. Only with oger.grader "
+       "self."),
+    _M("oger/grade_too_long", TEACHERS, "teachers too long to show", "teachers", _STEP,
+       "Teachers of the step's prompts that do not fit the policy's window together with the longest rollout. Only "
+       "with oger.grader self.",
+       advice="Lower rollout.max_new_tokens or oger.max_prefix_len."),
     _M("oger/embedding_share_read", TEACHERS, "share of texts embedded", "share", "a sample of rollouts and teachers",
        "Share of the tokens that the encoder reads; similarity and bonus speak of that part alone. Missing where "
        "nothing is compared.", (0.995, None), "above 0.995; below the run says so once",
@@ -524,6 +553,11 @@ TABLE: tuple[Metric, ...] = (
     _M("timing/make_experience", TIME, "time of experience", "seconds", _STEP,
        "From rollouts to advantages: encoder, judges, the forward passes of policy, reference and critic. "
        "OpenRLHF's."),
+    _M("timing/forward", TIME, "time of forward passes", "seconds", _STEP,
+       "Forward passes of policy, critic and reference over the rows that are trained, within timing/make_experience. "
+       "Only with oger.grader."),
+    _M("timing/grades", TIME, "time of grading", "seconds", _STEP,
+       "Asking the grader, within timing/make_experience: beside timing/forward its cost. Only with oger.grader."),
     _M("timing/ppo_train", TIME, "time of training", "seconds", _STEP,
        "All updates of policy and critic. OpenRLHF's."),
     _M("timing/broadcast", TIME, "time of weight sync", "seconds", _STEP,

@@ -163,7 +163,12 @@ def preparation(value: Mapping[str, Any], *, has_tokenizer: bool = True) -> dict
     return {
         "tokenizer": tokenizer,
         "prompt_format": PromptFormat(
-            chat, value["data.input_template"], text_template, teachers.shown_template, oger.shown_share
+            chat,
+            value["data.input_template"],
+            text_template,
+            teachers.shown_template,
+            oger.shown_share,
+            oger.grades.shows_teachers,
         ),
         "rules": grading_rules(value),
         "overlong_prompts": value["oger.overlong_prompts"],

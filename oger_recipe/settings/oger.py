@@ -1,18 +1,21 @@
 """The recipe's own settings, all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self, get_type_hints
 
 from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
+from oger_recipe.models.keys import ModelKeys
+from oger_recipe.rewards.kinds.entries import models_of
 from oger_recipe.settings import upstream
 from oger_recipe.settings.alarms import AlarmSettings
 from oger_recipe.settings.credit import AdvantageSettings, BonusSettings
 from oger_recipe.settings.critic import CriticSettings
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.fields import Rules, Section, Setting
+from oger_recipe.settings.grades import GRADE_MODEL, GradeSettings
 from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.loss import LossSettings
 from oger_recipe.settings.rewards import RewardSettings
@@ -38,6 +41,7 @@ class OgerSettings:
     advantage: AdvantageSettings = AdvantageSettings()
     bonus: BonusSettings = BonusSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
+    grades: GradeSettings = GradeSettings()
     loss: LossSettings = LossSettings()
     critic: CriticSettings = CriticSettings()
     sft: SftSettings = SftSettings()
@@ -63,14 +67,14 @@ class OgerSettings:
 
     @property
     def shown_share(self) -> float:
-        """The largest share of a teacher trajectory that a prompt shows."""
+        """The largest share of a teacher trajectory that the prompt of a rollout shows."""
         moves = self.teachers.hint_share > 0 and self.teachers.hint_schedule != "constant"
         return max(self.teachers.hint_share, self.teachers.hint_share_end if moves else 0.0)
 
     @property
     def shows_teachers(self) -> bool:
-        """Whether some prompt shows a teacher trajectory."""
-        return self.shown_share > 0
+        """Whether some prompt shows a teacher trajectory, a rollout's or its grader's."""
+        return self.shown_share > 0 or self.grades.shows_teachers
 
     @property
     def has_bonus(self) -> bool:
@@ -97,6 +101,12 @@ class OgerSettings:
     def cuts_steps(self, estimator: str) -> bool:
         """Say whether responses are cut into steps of reasoning: a source, the estimator or the loss works by them."""
         return self.reward.reads_steps or self.loss.ratio_level == "step" or estimator in STEP_ESTIMATORS
+
+    @property
+    def models(self) -> Iterator[tuple[str, ModelKeys]]:
+        """The models that the reward's sources ask, each with the name of its source, and the one that grades."""
+        yield from models_of(self.reward.sources)
+        yield from ((GRADE_MODEL, keys) for keys in self.grades.models)
 
     @property
     def uses_teachers(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from oger_recipe.base.ranges import SHARE, WEIGHT
 from oger_recipe.rewards.compose import ON_ERROR
 from oger_recipe.rewards.kinds import kind_of
-from oger_recipe.rewards.kinds.entries import DEFAULT, as_today, models_of
+from oger_recipe.rewards.kinds.entries import DEFAULT, as_today
 from oger_recipe.rewards.spec import Keys
 from oger_recipe.settings.fields import FREE, Need, Section, setting
 
@@ -63,8 +63,8 @@ class RewardSettings(Section):
         "loaded while a quarter of the machine's memory is free)",
         range=WEIGHT,
         needs=Need(
-            "a source whose model runs in an engine (oger.reward.sources)",
-            lambda oger, value: any(keys.runs_on == "engine" for _, keys in models_of(oger.reward.sources)),
+            "a model in an engine (oger.reward.sources, oger.grade_model)",
+            lambda oger, value: any(keys.runs_on == "engine" for _, keys in oger.models),
         ),
     )
     cache: str = setting(

@@ -16,12 +16,14 @@ COMPARED = Need(
     lambda oger, value: oger.compares,
 )
 _TEACHERS = Need(
-    "teachers (oger.max_replace_num, oger.n_prefix, oger.hint_share, a bonus, or oger.sft.epochs)",
+    "teachers (oger.max_replace_num, oger.n_prefix, oger.hint_share, oger.grader self, a bonus, or oger.sft.epochs)",
     lambda oger, value: oger.uses_teachers,
 )
-_SHOWS = Need("a prompt that shows a teacher (oger.hint_share)", lambda oger, value: oger.shows_teachers)
+_SHOWS = Need(
+    "a prompt that shows a teacher (oger.hint_share, or oger.grader self)", lambda oger, value: oger.shows_teachers
+)
 _DRAWN = Need(
-    "a teacher in a group or a prompt (oger.max_replace_num, oger.n_prefix or oger.hint_share)",
+    "a teacher in a group or a prompt (oger.max_replace_num, oger.n_prefix, oger.hint_share, or oger.grader self)",
     lambda oger, value: oger.teachers_enter or oger.shows_teachers,
 )
 _HINTS = need("oger.hint_share")

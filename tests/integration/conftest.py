@@ -345,13 +345,13 @@ def controller(
     monkeypatch.setattr("oger_recipe.pipeline.encoder.actor_encoder.make_encoder", Directions)
 
     def make(
-        *flags: str, teachers: dict[str, list[Any]] | None = None, critic: Any = None,
+        *flags: str, teachers: dict[str, list[Any]] | None = None, shown: Any = None, critic: Any = None,
         reference: Any = None, steps: int = 1, parser: argparse.ArgumentParser = parser,
     ) -> Any:  # fmt: skip
         run_dir = tmp_path / "run"
         for folder in ("data", "samples"):
             (run_dir / folder).mkdir(parents=True, exist_ok=True)
-        write_teacher_store(teachers or {}, run_dir / "data" / "teachers.arrow")
+        write_teacher_store(teachers or {}, run_dir / "data" / "teachers.arrow", shown)
         (run_dir / "data" / "counts.json").write_text("{}")
         given = ["--rollout.n_samples_per_prompt=4", "--rollout.micro_batch_size=4", *flags]
         given += [f"--oger.run_dir={run_dir}", f"--oger.embedding_cache={tmp_path / 'embeddings'}"]

@@ -99,6 +99,20 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (NO_BONUS, {"reward.max_error_rate": 0.1}, SIMILAR),
     ({}, {"reward.max_error_rate": 0.1}, JUDGED),
     (OFF | NO_TEACHERS | SIMILAR, {"max_embedding_error_rate": 0.5}, {}),
+    ({}, {"grade_model": ({"model": "b/c"},)}, {"grader": "model"}),
+    *(
+        ({}, {name: value}, {"grader": grader})
+        for grader in ("self", "model")
+        for name, value in (
+            ("grade_divergence", "forward_kl"), ("grade_max", 3.0), ("grade_weight", 0.3),
+            ("grade_schedule", "cosine"),
+        )
+    ),
+    *(
+        ({"grader": "self"}, {name: value}, {"grader": "self", "grade_schedule": "linear"})
+        for name, value in (("grade_weight_end", 0.3), ("grade_schedule_steps", 5))
+    ),
+    (NO_TEACHERS | OFF, {"teacher_draw": "shortest"}, NO_TEACHERS | OFF | {"grader": "self"}),
     ({}, {"history_size": 2}, {"use_history_samples": True}),
     (OFF | NO_TEACHERS, {"use_history_samples": True}, {}),
     (OFF | {"replace_mode": "random"}, {"use_history_samples": True}, OFF | {"history_enters": True}),

@@ -95,6 +95,20 @@ ELSEWHERE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "test_the_ratio_to_the_policy_that_sampled_a_teachers_row_may_be_reshaped",
         ("off_policy_reshape_ratio",),
     ),
+    (
+        "test_grades.py",
+        "test_grades_are_added_to_each_tokens_advantage",
+        (
+            "grader",
+            "grade_model",
+            "grade_divergence",
+            "grade_max",
+            "grade_weight",
+            "grade_schedule",
+            "grade_weight_end",
+            "grade_schedule_steps",
+        ),
+    ),
     ("test_experience_maker.py", "test_the_fine_enters_the_group_mean_however_the_step_is_cut", ("non_stop_penalty",)),
     (
         "test_experience_maker.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+
 """Recorded steps of the twins of maxrl, passk, dapo, exgrpo and rlep: what their rows are trained with."""
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ def test_two_steps_of_a_twin_train_on_the_papers_advantages(
     # Of the recorded prompts some are solved by all rollouts and some by none: DAPO trains on none of these.
     assert ({0.0, 1.0} & {*shares} == set()) is (recipe == "dapo_cpu")
     assert (len(paid) > 2) is (recipe == "uniqueness_cpu")
+
+
 def _groups(folder: Path, step: int) -> dict[str, Rows]:
     groups: dict[str, Rows] = {}
     for row in read_jsonl(folder / "run" / "samples" / f"step_{step:05d}.jsonl"):

@@ -160,6 +160,8 @@ def _another(action: argparse.Action, default: Any) -> Any:
         return not default
     if own and own.flag == "oger.reward.sources":
         return SOURCES
+    if own and own.flag == "oger.grade_model":
+        return ({"model": "-x 'y'"},)
     one = (
         {int: -7, float: -1e-05}.get(kind, "-x 'y'\n[z]=é")
         if not choices

@@ -437,6 +437,13 @@ def test_a_teacher_with_which_the_prompt_would_be_too_long_is_left_out_and_count
     assert counts["prompts_without_teacher"] == 1 - kept and len(prompts) == 1
 
 
+def test_a_graders_prompt_may_be_longer_than_a_rollouts(prepared: Callable[..., Any]) -> None:
+    shows = dataclasses.replace(_shown(share=0.0), shows_graders=True)
+    counts, _, store = prepared(_row(RIGHT), budget=(81, 50), prompt_format=shows)
+    assert (len(store["p-1"]), counts["teachers_too_long_to_show"]) == (1, 0)
+    assert store.shown_prompt("p-1", RIGHT) == f"Make 96. Or: {RIGHT} Make 96."
+
+
 def test_shown_prompts_come_with_their_teachers_however_these_are_verified_in_parts(
     prepared: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def _others(how: dict[str, Any], letters: Any) -> dict[str, list[Any]]:
             PromptFormat(True, None), PromptFormat(False, "Q: {}"),
             *(PromptFormat(False, None, template) for template in TEMPLATES.values()),
             PromptFormat(False, None, shown_share=0.5), PromptFormat(False, None, shown_share=1.0),
+            PromptFormat(False, None, shows_graders=True),
             PromptFormat(False, None, shown_template="{question} {teacher}", shown_share=1.0),
         ],
         "budget": [Budget(101, 30), Budget(100, 31), Budget(100, None), Budget(100, 30, 20)],

@@ -30,7 +30,7 @@ ROOMS = {
     "rewards/kinds": "algorithm base embedding grading models rewards",
     "evaluation": "base data grading rewards/kinds",
     "run_folder": "base evaluation",
-    "settings": "algorithm base data embedding grading rewards rewards/kinds",
+    "settings": "algorithm base data embedding grading models rewards rewards/kinds",
     "report": "base evaluation run_folder settings",
     "prm": "base data evaluation models report rewards",
     "lab": "algorithm base data grading prm report rewards rewards/kinds settings teachers",

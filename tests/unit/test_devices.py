@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import oger_recipe.algorithm
-from oger_recipe.algorithm import credit, exploration, hybrid_group, policy_loss, reshape, steps, token_stats
+from oger_recipe.algorithm import credit, exploration, grades, hybrid_group, policy_loss, reshape, steps, token_stats
 from oger_recipe.algorithm.engine_ratio import EngineCorrection
 from oger_recipe.algorithm.normalize import Running
 from oger_recipe.algorithm.step_credit import StepRewards
@@ -36,7 +36,8 @@ READ_VALUES = {
 
 # By the names of parameters: four rows of six places, unless it is said here.
 _MASKS = {"mask", "action_mask", "off_policy_mask", "teacher_mask", "baseline_mask", "is_teacher", "of_teachers",
-          "truncated", "may_earn", "earns", "fails", "counted", "own", "baseline", "where", "right"}  # fmt: skip
+          "graded", "truncated", "may_earn", "earns", "fails", "counted", "own", "baseline", "where",
+          "right"}  # fmt: skip
 _SHAPES = {
     "all_correct": (4,), "left_out": (4,), "off_policy_tokens": (4,), "next_value": (4,), "labels": (4,),
     "num_rows": (), "num_tokens": (), "num_teacher_tokens": (), "sft_loss_coef": (), "rollout_loss_coef": (),
@@ -61,7 +62,7 @@ _NAMES = {
     "reshape": [*reshape.RESHAPES, "p_div_p_0.1"], "on_policy_reshape": [*reshape.RESHAPES, "p_div_p_0.1"],
     "teacher_loss": policy_loss.TEACHER_LOSSES, "sft_token_weight": policy_loss.TOKEN_WEIGHTS,
     "aggregation": policy_loss.AGGREGATIONS,
-    "position": token_stats.ENTROPY_POSITIONS,
+    "position": token_stats.ENTROPY_POSITIONS, "divergence": grades.DIVERGENCES,
 }  # fmt: skip
 _MADE = {
     "StepRewards": lambda make: StepRewards(

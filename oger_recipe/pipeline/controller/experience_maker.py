@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +32,12 @@ from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.base.cpu import CORES, THREADS, is_without_cuda
 from oger_recipe.embedding.similarity import make_similarity
+from oger_recipe.models.keys import WriterKeys
+from oger_recipe.models.places import likelihoods_of
+from oger_recipe.models.tokens import window_of
 from oger_recipe.pipeline.controller import nonfinite
 from oger_recipe.pipeline.controller.credit_by_steps import advantages_of_steps, credit_by_steps
+from oger_recipe.pipeline.controller.grades import Grader, PolicyLikelihoods, add_grades
 from oger_recipe.pipeline.controller.guards import EngineGuard, say_no_advantage, share_read, stop_on_reward_errors
 from oger_recipe.pipeline.controller.hybrid_batch import (
     make_hybrid,
@@ -48,9 +53,11 @@ from oger_recipe.pipeline.controller.training_step import TrainingStep
 from oger_recipe.pipeline.encoder.actor_encoder import encoders_on
 from oger_recipe.pipeline.experiences import compute_approx_kl, response_tokens, teachers_tokens
 from oger_recipe.pipeline.judges.engines import RunEngines
+from oger_recipe.rewards.place import Likelihoods
 from oger_recipe.rewards.spec import Surroundings
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
+from oger_recipe.settings.grades import OFF
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.draw import HISTORY, History
 from oger_recipe.teachers.store import Teacher, TeacherStore
@@ -84,6 +91,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         surroundings = Surroundings.of(settings, self.engines.place, self.args.train.seed, encoder)
         surroundings = replace(surroundings, told=self._replies_came)
         self.reward_sources = RewardSources(surroundings, self.run_dir, self.args.algo.advantage.estimator)
+        self.grader = self._grader(surroundings)
         self.engines.start()
         self.engine_guard = EngineGuard(
             guards.max_logprob_difference, top_p=rollout.top_p, top_k=settings.rollouts.top_k
@@ -99,6 +107,18 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.dropped = {f"data/{name}": counts.get(name, 0) for name in ("teachers_too_long", "teachers_wrong")}
         self.planned_steps = 1  # of the run; set by the trainer
         self.current: TrainingStep  # made and filled by make_experience_batch and what it calls
+
+    def _grader(self, surroundings: Surroundings) -> Grader | None:
+        settings, window = self.settings.grades, None
+        if settings.grader == OFF:
+            return None
+        if settings.shows_teachers:
+            place: Likelihoods = PolicyLikelihoods(self.actor_model_group, self.split_rollout_samples, self.args)
+            window = window_of(WriterKeys(model=self.args.actor.model_name_or_path))
+        else:
+            place = likelihoods_of(settings.models[0], surroundings)
+        seed = self.args.train.seed
+        return Grader(settings, self.settings.teachers, place, self.store, self.tokenizer, window=window, seed=seed)
 
     def _note(self, text: str) -> None:
         run_folder.event(self.run_dir, "note", step=self.step, text=f"note: {text}")
@@ -134,12 +154,16 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         self.current = step = self._begun(rollout_samples)
         experiences = super().make_experience_batch(step.batch.samples)
-        say_no_advantage(experiences, step.rewards.dropped, step.number, self.run_dir)
         step.advantages = self._by_row(experiences, lambda each: of_first_token(each.advantages, each.action_mask))
         paid, hints = step.rewards.steps, self.settings.teachers
         step.step_advantages = None if paid is None else advantages_of_steps(experiences, paid.mask.shape[2])
+        if self.grader is not None:
+            weight = self.settings.grades.weight_at(step.number, self.planned_steps)
+            step.of_grader |= add_grades(experiences, step, self._without_advantage(), self.settings.grades, weight)
+        say_no_advantage(experiences, step.rewards.dropped, step.number, self.run_dir)
         step.metrics = (
             step.of_engine
+            | step.of_grader
             | self.dropped
             | nonfinite.counts(step)
             | {"oger/bonus_weight": step.bonus_weight}
@@ -208,8 +232,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         if not self._needs_old_log_probs_of_teachers():
             for samples in samples_list:  # the policy leaves out rows without response tokens
                 samples.action_mask = samples.action_mask * ~self._is_injected(samples)
+        step, started = self.current, time.monotonic()
         experiences = super().make_experience(samples_list)
-        step = self.current
+        seconds = time.monotonic() - started
         for experience, action_mask in zip(experiences, action_masks, strict=True):
             left_out = ~experience.action_mask.any(dim=1)
             experience.action_mask = action_mask
@@ -230,6 +255,8 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         step.nonfinite[nonfinite.ENTROPIES] &= ~step.entropy.isfinite()
         step.entropy_weight = ENTROPY_WEIGHTS[self.settings.bonus.last_token_enp_reward](step.entropy)
         step.of_engine = self._beside_the_engine(experiences)
+        if self.grader is not None:
+            step.of_grader = {"timing/forward": seconds} | self.grader.differences(step, experiences)
         if self.settings.advantage.kl_penalty_coef:
             self._add_reward_kl(experiences)
         return experiences
@@ -287,8 +314,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         step.bonus = self.reward_sources.bonus(step.rewards)
         for experience in experiences:
             experience.rewards = step.rewards.total.flatten()[experience.index]
-        left_out = step.rewards.dropped.repeat_interleave(self.size)
-        left_out = left_out | batch.left_out | (batch.truncated & settings.disable_truncation_advantage)
+        left_out = self._without_advantage()
         if estimator in STEP_ESTIMATORS:
             apply_length_penalties(experiences, self.args)
             baseline = BASELINES[settings.advantage_baseline](batch.is_teacher.view(-1, self.size))
@@ -323,6 +349,12 @@ class OgerExperienceMaker(RemoteExperienceMaker):
                 fixed=settings.sft_prefix_reward_weight / self.size if settings.use_sft_prefix_reward else None,
             )
         return experiences
+
+    def _without_advantage(self) -> torch.Tensor:
+        """Mark the rows that have no advantage, whatever they earn, bool [N]."""
+        step, batch = self.current, self.current.batch
+        truncated = batch.truncated & self.settings.advantage.disable_truncation_advantage
+        return step.rewards.dropped.repeat_interleave(self.size) | batch.left_out | truncated
 
     def _spread_over_tokens(self, experience: Experience, advantages: torch.Tensor) -> None:
         """Put each row's advantage, [B], on its response tokens, less the KL penalty of the tokens from there on."""

@@ -5,6 +5,7 @@ value of the critic                                  skipped
 entropy                                              the row earns no bonus
 similarity to the teachers                           it is unknown: no bonus, and the group's mean in its place
                                                      where rollouts make room
+grade of a token                                     the row has no grades
 reward                                               its source failed on the row, or its group is dropped
                                                      (rewards/compose.py)
 """
@@ -21,8 +22,8 @@ from oger_recipe.pipeline.controller.samples import Line, sample_lines
 from oger_recipe.pipeline.controller.training_step import TrainingStep
 from oger_recipe.run_folder.records import event, write_skipped
 
-LOG_PROBS, VALUES, ENTROPIES, SIMILARITIES, REWARDS = KINDS = (
-    "log_probs", "values", "entropies", "similarities", "rewards",
+LOG_PROBS, VALUES, ENTROPIES, SIMILARITIES, GRADES, REWARDS = KINDS = (
+    "log_probs", "values", "entropies", "similarities", "grades", "rewards",
 )  # fmt: skip
 _TENSORS = {LOG_PROBS: ("action_log_probs", "base_action_log_probs", "kl"), VALUES: ("values",)}
 _OF_ROWS = ("kl", "logprobs_diff")  # among the infos: means of rows

@@ -71,6 +71,7 @@ def _trained(step: TrainingStep, row: int) -> Line:
         **({"criteria": criteria} if criteria else {}),
         "total_reward": rewards.total.flatten()[row].item(),
         "advantage": step.advantages[row].item(),
+        **({} if step.grade is None or step.grade[row].isnan() else {"grade": step.grade[row].item()}),
         **({"steps_of_reasoning": _steps(step, row)} if step.batch.steps else {}),
     }
 

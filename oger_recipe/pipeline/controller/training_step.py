@@ -75,12 +75,15 @@ class TrainingStep:
     log_prob: Tensor = field(init=False)  # of the whole response; nan on teachers' rows and where it is not finite
     entropy_weight: Tensor = field(init=False)  # that entropy's in the bonus
     of_engine: dict[str, float] = field(init=False)  # metrics: the engine beside the policy
+    differences: list[Tensor] = field(init=False)  # a grader's log-probabilities less the policy's, by micro-batch
+    of_grader: dict[str, float] = field(default_factory=dict)  # its metrics; empty without one
     # compute_advantages_and_returns
     rewards: Rewards = field(init=False)
     bonus: Tensor = field(init=False)  # with its weight
     # make_experience_batch
-    advantages: Tensor = field(init=False)  # of the first token
+    advantages: Tensor = field(init=False)  # of the first token, without its grade
     step_advantages: Tensor | None = field(init=False)  # [N, S], the means over the tokens of steps of reasoning
+    grade: Tensor | None = None  # the mean difference over a row's tokens; nan without a grade, None without a grader
     metrics: dict[str, float] = field(init=False)
 
     @property

@@ -21,6 +21,7 @@ from oger_recipe.models.asking import Judged, ask_about
 from oger_recipe.models.in_process import InProcess, batches, padded
 from oger_recipe.models.keys import ModelKeys, Question, StepKeys, WriterKeys
 from oger_recipe.models.likelihood import padded_log_probs, response_log_probs, step_index, written
+from oger_recipe.models.places import likelihoods_of
 from oger_recipe.models.tokens import load_tokenizer
 from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.kinds.process import ProcessSource
@@ -92,9 +93,9 @@ class ImplicitKeys(StepKeys):
 
     def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
         model, reference = self.models
-        by_reference = _place_of(reference, surroundings)
+        by_reference = likelihoods_of(reference, surroundings)
         if not self.learns:
-            return ImplicitSource(self, ImplicitScorer(self, _place_of(model, surroundings), by_reference))
+            return ImplicitSource(self, ImplicitScorer(self, likelihoods_of(model, surroundings), by_reference))
         learning = InProcess(model, told=surroundings.told)
         return LearningSource(self, ImplicitScorer(self, learning, by_reference), Learner(self, learning))
 
@@ -371,9 +372,3 @@ def _pair_accuracy(
         of_rows[place], right[place], counted[place] = reward, outcome, True
     share = pair_accuracy(of_rows, right, counted)
     return {} if share.isnan() else {"pair_accuracy": share.item()}
-
-
-def _place_of(keys: ModelKeys, surroundings: Surroundings) -> Likelihoods:
-    place = InProcess(keys, told=surroundings.told) if keys.runs_on == "in_process" else surroundings.engine(keys)
-    assert isinstance(place, Likelihoods)
-    return place

@@ -1,0 +1,444 @@
+"""Grades of rollouts in the controller: what graders read, what reaches the advantages, and what is refused before."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from oger_recipe.base.errors import SourceFailed
+from oger_recipe.base.files import read_jsonl
+from oger_recipe.checks.combinations import combination_problems
+from oger_recipe.checks.models import grader
+from oger_recipe.models.in_process import InProcess
+from oger_recipe.models.keys import WriterKeys
+from oger_recipe.pipeline.controller.grades import PolicyLikelihoods
+from oger_recipe.pipeline.policy.chunked_actor import ChunkedActor
+from oger_recipe.pipeline.policy.policy_actor import OgerPolicyModelActor
+from oger_recipe.rewards.place import Reply, StepPrompt
+from oger_recipe.settings.credit import BonusSettings
+from oger_recipe.teachers.store import Teacher
+
+NO_TEACHERS = ["--oger.bonus_weight", "0", "--oger.max_replace_num", "0"]
+MODEL = ["--oger.grader", "model", "--oger.grade_model", json.dumps([{"model": "me/teacher"}])]
+TEXTS = {"ab": 1.0, "c": 0.0, "def": 1.0, "gh": 0.0}  # with the end of sequence a token more
+PROMPT = "ask>"
+
+
+class Place:
+    """In place of a teacher model: its log-probability of each token, by the response's text; what it was asked."""
+
+    def __init__(self, tokenizer: Any, said: dict[str, Any]) -> None:
+        self.tokenizer, self.said, self.asked = tokenizer, said, []
+        self.turns: list[str] = []
+
+    def open(self) -> None:
+        self.turns.append("open")
+
+    def close(self) -> None:
+        self.turns.append("close")
+
+    def log_probs(self, prompts: list[StepPrompt]) -> list[Reply]:
+        replies = []
+        for prompt in prompts:
+            before, response = prompt.tokens[: prompt.ends[0] + 1], prompt.tokens[prompt.ends[0] + 1 :]
+            text = self.tokenizer.decode(response, skip_special_tokens=True)
+            self.asked.append((self.tokenizer.decode(before), text))
+            said = self.said[text]
+            replies.append(said if isinstance(said, Reply) else Reply(log_probs=tuple(said)))
+        return replies
+
+
+@pytest.fixture()
+def place(letters, monkeypatch) -> Place:
+    """The policy says -0.5 of every token."""
+    said = {"ab": [-0.5, -0.25, -1.5], "c": [-0.5, -0.5], "def": [-2.5, -0.5, -0.5, -0.1], "gh": [-20.5, -0.5, -0.5]}
+    made = Place(letters, said)
+    monkeypatch.setattr("oger_recipe.pipeline.controller.experience_maker.likelihoods_of", lambda *_: made)
+    return made
+
+
+def by_row(experiences: list[Any], name: str = "advantages") -> list[list[float]]:
+    rows = {}
+    for experience in experiences:
+        for position, row in enumerate(experience.index):
+            rows[row] = getattr(experience, name)[position][experience.action_mask[position].bool()].tolist()
+    return [rows[row] for row in sorted(rows)]
+
+
+D = [[0.0, 0.25, -1.0], [0.0, 0.0], [-2.0, 0.0, 0.0, 0.4], [-20.0, 0.0, 0.0]]
+GROUP = [0.5, -0.5, 0.5, -0.5]  # dr_grpo
+
+
+def graded(weight: float, limit: float = 10.0, forward: bool = False, group: list[float] = GROUP) -> list[Any]:
+    """Advantages by hand."""
+
+    def grade(d: float) -> float:
+        return max(-limit, min(limit, math.exp(d) - 1 if forward else d))
+
+    return [pytest.approx([own + weight * grade(d) for d in row], abs=1e-5) for own, row in zip(group, D, strict=True)]
+
+
+@pytest.mark.parametrize("micro_batch", ["4", "2", "1"])
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], graded(1.0)),
+        (["--oger.grade_weight", "0.3"], graded(0.3)),
+        (["--oger.grade_weight", "0"], graded(0.0)),
+        (["--oger.grade_max", "1.5"], graded(1.0, limit=1.5)),
+        (["--oger.grade_divergence", "forward_kl"], graded(1.0, forward=True)),
+        (["--oger.grade_divergence", "forward_kl", "--oger.grade_max", "0.5"], graded(1.0, 0.5, forward=True)),
+        (["--oger.prefix_reward_weight_beta", "0"], graded(1.0, group=[0.0] * 4)),  # alone
+        (["--oger.grade_schedule", "linear", "--oger.grade_weight_end", "0.5"], graded(0.75)),  # step 2 of 3
+        (
+            ["--oger.grade_schedule", "linear", "--oger.grade_weight_end", "3", "--oger.grade_schedule_steps", "2"],
+            graded(3.0),
+        ),
+    ],
+    ids=str,
+)
+def test_grades_are_added_to_each_tokens_advantage(controller, rollout, place, flags, expected, micro_batch) -> None:
+    cut = f"--rollout.micro_batch_size={micro_batch}"
+    maker = controller(*NO_TEACHERS, *MODEL, cut, *flags, steps=3)
+    maker.step = 2
+    assert by_row(maker.make_experience_batch([rollout(*each) for each in TEXTS.items()])) == expected
+    assert place.turns == ["open", "close"]
+    assert sorted(place.asked) == [(PROMPT, text) for text in sorted(TEXTS)]
+
+
+def test_metrics_and_samples_of_grades(controller, rollout, place) -> None:
+    maker = controller(*NO_TEACHERS, *MODEL, "--oger.grade_weight", "0.5")
+    maker.make_experience_batch([rollout(*each) for each in TEXTS.items()])
+    metrics = maker.current.metrics
+    tokens, total = sum(map(len, D)), sum(map(sum, D))
+    ours = 0.5 * (0.25 + 1 + 2 + 0.4 + 10)
+    wanted = {
+        "oger/grade": total / tokens,
+        "oger/grade_weight": 0.5,
+        "oger/grade_share": ours / (ours + 0.5 * tokens),
+        "oger/grade_clamped": 1 / tokens,
+        "oger/graded_rollouts": 4.0,
+        "oger/graded_tokens": float(tokens),
+        "oger/grade_failed": 0.0,
+        "nonfinite/grades": 0.0,
+    }
+    assert {name: metrics[name] for name in wanted} == pytest.approx(wanted)
+    assert metrics["timing/grades"] > 0 and metrics["timing/forward"] > 0
+    lines = read_jsonl(maker.run_dir / "samples" / "step_00001.jsonl")
+    assert [line["grade"] for line in lines] == [pytest.approx(sum(row) / len(row)) for row in D]
+    assert [line["advantage"] for line in lines] == GROUP  # the estimator's
+
+
+def test_without_a_grader_there_is_no_trace_of_one(controller, rollout) -> None:
+    maker = controller(*NO_TEACHERS)
+    maker.make_experience_batch([rollout(*each) for each in TEXTS.items()])
+    names = [name for name in maker.current.metrics if "grade" in name or name == "timing/forward"]
+    assert names == ["nonfinite/grades"]
+    assert "grade" not in read_jsonl(maker.run_dir / "samples" / "step_00001.jsonl")[0]
+
+
+def test_rows_that_a_grader_fails_on_keep_the_estimators_advantage(controller, rollout, place) -> None:
+    place.said |= {"ab": Reply(error="not finite", cause="answer"), "c": Reply(error="too long", cause="overflow")}
+    maker = controller(*NO_TEACHERS, *MODEL)
+    advantages = by_row(maker.make_experience_batch([rollout(*each) for each in TEXTS.items()]))
+    assert advantages == [[0.5] * 3, [-0.5] * 2, *graded(1.0)[2:]]
+    names = ("oger/grade_failed", "nonfinite/grades", "oger/graded_rollouts")
+    assert [maker.current.metrics[name] for name in names] == [2, 1, 2]
+
+
+def test_a_grader_that_is_gone_ends_the_run(controller, rollout, place) -> None:
+    place.said = dict.fromkeys(TEXTS, Reply(error="its process died"))
+    with pytest.raises(SourceFailed, match="oger.grader model: its process died"):
+        controller(*NO_TEACHERS, *MODEL).make_experience_batch([rollout(*each) for each in TEXTS.items()])
+
+
+def test_rows_without_a_place_in_the_loss_are_not_graded(controller, rollout, place) -> None:
+    flags = ["--oger.disable_truncation_advantage"]
+    rows = [rollout(*each, truncated=each[0] == "def") for each in TEXTS.items()]
+    advantages = by_row(controller(*NO_TEACHERS, *MODEL, *flags).make_experience_batch(rows))
+    assert advantages == [*graded(1.0)[:2], [0.0] * 4, graded(1.0)[3]]
+
+
+def test_teachers_rows_have_no_grades(controller, rollout, place, letters) -> None:
+    teacher = Teacher("a", "zz", [*letters.encode("zz"), letters.eos_token_id], 1.0, 1.0)
+    flags = ["--oger.bonus_weight", "0", "--oger.replace_mode", "wrong_first_random"]
+    maker = controller(*MODEL, *flags, teachers={"u": [teacher]})
+    advantages = by_row(maker.make_experience_batch([rollout(*each) for each in TEXTS.items()]))
+    (row,) = maker.current.batch.injected
+    assert len(set(advantages[row])) == 1  # of the estimator alone
+    assert sorted(text for _, text in place.asked) == sorted({*TEXTS} - {[*TEXTS][row]})
+
+
+# ---- what the policy is shown
+
+
+def demonstrations(letters: Any, *texts: str) -> list[Teacher]:
+    tokens = [[*letters.encode(text), letters.eos_token_id] for text in texts]
+    return [Teacher(f"s{n}", text, tokens[n], 1.0, 1.0) for n, text in enumerate(texts)]
+
+
+class Own(Place):
+    """In place of the policy that is shown a teacher: what it is asked, and how long each whole text is."""
+
+    def log_probs(self, prompts: list[StepPrompt]) -> list[Reply]:
+        self.asked += [(self.tokenizer.decode(each.tokens[: each.ends[0] + 1]), len(each.tokens)) for each in prompts]
+        return [Reply(log_probs=(-0.25,) * (each.ends[1] - each.ends[0])) for each in prompts]
+
+
+@pytest.fixture()
+def own(letters, monkeypatch) -> Own:
+    made = Own(letters, {})
+    monkeypatch.setattr("oger_recipe.pipeline.controller.experience_maker.PolicyLikelihoods", lambda *_: made)
+    monkeypatch.setattr("oger_recipe.pipeline.controller.experience_maker.window_of", lambda _: 40)
+    return made
+
+
+SELF = [*NO_TEACHERS, "--oger.grader", "self", "--actor.model_name_or_path", "me/policy"]
+SHOWN = {"u": ("[", "] now>"), "v": ("{", "} now>")}
+
+
+def test_the_policy_grades_what_it_says_by_what_it_would_say_if_it_saw_a_teacher(
+    controller, rollout, own, letters
+) -> None:
+    """Of two groups the second has no teacher. Rows of up to four tokens leave 36 of the 40 of the window to a prompt,
+    which the third teacher does not fit."""
+    teachers = {"u": demonstrations(letters, "first", "second", "t" * 30)}
+    maker = controller(*SELF, teachers=teachers, shown=SHOWN)
+    rows = [rollout(*each, uid=uid) for uid in "uv" for each in TEXTS.items()]
+    advantages = by_row(maker.make_experience_batch(rows))
+    (prompt,) = {prompt for prompt, _ in own.asked}
+    assert prompt in ("[first] now>", "[second] now>") and len(own.asked) == 4
+    assert [length - len(prompt) for _, length in own.asked] == [3, 2, 4, 3]
+    assert advantages[:4] == [[0.75] * 3, [-0.25] * 2, [0.75] * 4, [-0.25] * 3]
+    assert advantages[4:] == [[0.5] * 3, [-0.5] * 2, [0.5] * 4, [-0.5] * 3]
+    names = ("oger/grade_untaught", "oger/grade_too_long", "oger/graded_rollouts")
+    assert [maker.current.metrics[name] for name in names] == [1, 1, 4]
+
+
+@pytest.mark.parametrize(("longest", "fits"), [(29, True), (30, False)])
+def test_a_teacher_fits_beside_the_longest_rollout(controller, rollout, own, letters, longest, fits) -> None:
+    """[, ] now>: 7 tokens; the longest rollout has 4 of the window's 40."""
+    maker = controller(*SELF, teachers={"u": demonstrations(letters, "t" * longest)}, shown=SHOWN)
+    maker.make_experience_batch([rollout(*each) for each in TEXTS.items()])
+    assert bool(own.asked) is fits and maker.current.metrics["oger/grade_untaught"] == float(not fits)
+
+
+def test_who_is_shown_follows_from_seed_prompt_and_step_alone(controller, rollout, own, letters) -> None:
+    teachers = {"u": demonstrations(letters, *map(str, range(8))), "v": demonstrations(letters, *map(str, range(8)))}
+    seen = []
+    for uids, step, seed in (("uv", 1, 1), ("vu", 1, 1), ("uv", 2, 1), ("uv", 1, 2)):
+        maker = controller(*SELF, f"--train.seed={seed}", teachers=teachers, shown=SHOWN)
+        maker.step, own.asked = step, []
+        maker.make_experience_batch([rollout(*each, uid=uid) for uid in uids for each in TEXTS.items()])
+        assert len({prompt for prompt, _ in own.asked}) == 2
+        seen.append({prompt for prompt, _ in own.asked})
+    assert seen[0] == seen[1] and seen[2] != seen[0] != seen[3]
+
+
+@pytest.mark.parametrize("flags", [["--oger.teacher_draw", "shortest"], ["--oger.teacher_draw", "source_weights"]])
+def test_who_is_shown_is_drawn_as_who_enters_is(controller, rollout, own, letters, flags) -> None:
+    teachers = {"u": demonstrations(letters, "long one", "ok")}
+    weights = ["--oger.teacher_source_weights", "s0=0"] if "source_weights" in flags else []
+    maker = controller(*SELF, *flags, *weights, teachers=teachers, shown=SHOWN)
+    maker.make_experience_batch([rollout(*each) for each in TEXTS.items()])
+    assert {prompt for prompt, _ in own.asked} == {"[ok] now>"}
+
+
+# ---- the policy as a place
+
+
+class Actors:
+    """A group of one of the policy's actors, with a tiny model."""
+
+    def __init__(self, folder: Path, temperature: float = 1.0) -> None:
+        self.actor = object.__new__(OgerPolicyModelActor)
+        model = ChunkedActor(str(folder), attn_implementation="eager", temperature=temperature)
+        model.model.float()
+        self.actor.actor, self.actor.bonus = model, BonusSettings()
+        self.actor.strategy = SimpleNamespace(ring_attn_group=None)
+        self.calls: list[tuple[int, int]] = []
+
+    def async_run_method_batch(self, method_name: str, **lists: Any) -> list[list[Any]]:
+        rows = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+        self.calls += [tuple(each["sequences"].shape) for each in rows]
+        return [[getattr(self.actor, method_name)(**each) for each in rows]]
+
+
+@pytest.fixture(scope="module")
+def tiny(byte_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose weights the policy's type, bfloat16, can hold."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("tiny")
+    AutoModelForCausalLM.from_pretrained(byte_llama).bfloat16().float().save_pretrained(folder)
+    AutoTokenizer.from_pretrained(byte_llama).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture()
+def on_a_cpu(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+
+
+def texts(letters: Any, pairs: list[tuple[str, str]]) -> list[StepPrompt]:
+    made = []
+    for before, response in pairs:
+        first, second = letters.encode(before), [*letters.encode(response), letters.eos_token_id]
+        made.append(StepPrompt((*first, *second), (len(first) - 1, len(first) + len(second) - 1)))
+    return made
+
+
+PAIRS = [("Solve 1+2. A solution: 3. Solve it.", "<answer>1+2"), ("a", "b"), ("Solve 4.", "44+4"), ("xyz", "no idea")]
+
+
+def direct(folder: Path, prompt: StepPrompt, temperature: float = 1.0) -> torch.Tensor:
+    """Each row alone through transformers' own forward pass."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt.tokens])).logits[0] / temperature
+    found = logits.log_softmax(dim=-1)
+    places = range(prompt.ends[0] + 1, len(prompt.tokens))
+    return torch.stack([found[place - 1, prompt.tokens[place]] for place in places])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--rollout.micro_batch_size", "1"],
+        ["--rollout.micro_batch_size", "3"],
+        ["--rollout.micro_batch_size", "4", "--rollout.temperature", "0.7"],
+        ["--rollout.micro_batch_size", "1", "--train.dynamic_batch_enable", "--rollout.max_tokens_per_gpu", "60"],
+    ],
+    ids=str,
+)
+def test_the_policys_log_probabilities_are_those_of_a_direct_forward_pass(
+    controller, tiny, letters, on_a_cpu, flags
+) -> None:
+    maker = controller(*NO_TEACHERS, *flags)
+    temperature = maker.args.rollout.temperature
+    actors = Actors(tiny, temperature)
+    prompts = texts(letters, PAIRS)
+    replies = PolicyLikelihoods(actors, maker.split_rollout_samples, maker.args).log_probs(prompts)
+    for prompt, reply in zip(prompts, replies, strict=True):
+        torch.testing.assert_close(torch.tensor(reply.log_probs), direct(tiny, prompt, temperature))
+    assert len(actors.calls) > 1 or flags[1] == "4"
+    assert sum(rows for rows, _ in actors.calls) == len(prompts)
+
+
+def test_rows_are_made_up_to_a_multiple_of_the_ranks(controller, tiny, letters, on_a_cpu) -> None:
+    maker = controller(*NO_TEACHERS, "--rollout.micro_batch_size", "2", "--actor.num_gpus_per_node", "3")
+    actors, prompts = Actors(tiny), texts(letters, PAIRS)
+    replies = PolicyLikelihoods(actors, maker.split_rollout_samples, maker.args).log_probs(prompts)
+    assert len(replies) == 4 and sum(rows for rows, _ in actors.calls) == 6
+    assert len(actors.calls) % 3 == 0  # as many for each rank
+    for prompt, reply in zip(prompts, replies, strict=True):
+        torch.testing.assert_close(torch.tensor(reply.log_probs), direct(tiny, prompt))
+
+
+def test_the_policy_and_the_same_model_in_this_process_agree(controller, tiny, letters, on_a_cpu) -> None:
+    maker = controller(*NO_TEACHERS)
+    prompts = texts(letters, PAIRS)
+    ours = PolicyLikelihoods(Actors(tiny), maker.split_rollout_samples, maker.args).log_probs(prompts)
+    theirs = InProcess(WriterKeys(model=str(tiny), place="in_process")).log_probs(prompts)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.log_probs == pytest.approx(other.log_probs, abs=1e-5)
+
+
+def test_a_policy_that_is_shown_what_it_sees_anyway_gives_itself_no_grade(
+    controller, rollout, tiny, letters, on_a_cpu
+) -> None:
+    """The grader's prompt is the rollout's own: equal to the last bit where both passes are cut alike."""
+    flags = ["--oger.grader", "self", "--actor.model_name_or_path", str(tiny), *NO_TEACHERS]
+    before, after = PROMPT[:1], PROMPT[2:]
+    maker = controller(*flags, teachers={"u": demonstrations(letters, PROMPT[1])}, shown={"u": (before, after)})
+    maker.actor_model_group = maker.grader._place._group = Actors(tiny)
+    maker.engine_guard = SimpleNamespace(compare=lambda *_: {})  # its engine says -0.5 of every token
+    maker.make_experience_batch([rollout(*each) for each in TEXTS.items()])
+    (difference,) = maker.current.differences
+    mask = difference.isfinite()
+    assert mask.sum() == 12 and torch.equal(difference[mask], torch.zeros(12))
+
+
+def test_no_text_is_no_forward_pass(controller, tiny) -> None:
+    maker = controller(*NO_TEACHERS)
+    assert PolicyLikelihoods(Actors(tiny), maker.split_rollout_samples, maker.args).log_probs([]) == []
+
+
+# ---- before a run
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--oger.grader", "model"], "needs one model in oger.grade_model"),
+        (["--oger.grader", "model", "--oger.grade_model", '[{"model": "a"}, {"model": "b"}]'], "needs one model"),
+        (
+            ["--oger.grader", "model", "--oger.grade_model", '[{"model": "a", "url": "http://h:1/v1"}]'],
+            "oger.grade_model: a grader runs in an engine of the run or in this process",
+        ),
+        (
+            ["--oger.grader", "model", "--oger.grade_model", '[{"model": "a", "plugin": "binary"}]'],
+            "oger.grade_model: key 'plugin' is unknown; known: model, revision",
+        ),
+        (
+            ["--oger.grader", "model", "--oger.grade_model", '[{"model": "a", "dtype": "int4"}]'],
+            "oger.grade_model: dtype 'int4' is unknown",
+        ),
+        (["--oger.grader", "self", "--oger.ratio_level", "step"], "oger.grader self grades tokens"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_graded_is_refused(parser, flags, said) -> None:
+    value = vars(parser.parse_args(flags))
+    assert [problem for problem in combination_problems(value) if said in problem]
+
+
+def test_a_model_is_named_by_a_mapping(parser) -> None:
+    with pytest.raises(Exception, match=r"a list of one mapping with a model, such as \[\{model: "):
+        parser.parse_args(["--oger.grade_model", '["a"]'])
+
+
+@pytest.fixture()
+def found(parser, tiny):
+    def of(model: Path, *flags: str) -> list[Any]:
+        given = ["--actor.model_name_or_path", str(tiny), "--oger.grader", "model", *flags]
+        given += ["--oger.grade_model", json.dumps([{"model": str(model), "place": "in_process"}])]
+        return list(grader(SimpleNamespace(value=vars(parser.parse_args(given)), cpu=True)))
+
+    return of
+
+
+def test_a_teacher_model_must_have_the_policys_tokens(found, tiny, byte_llama, tmp_path) -> None:
+    fits = ["--data.max_len", "512"]
+    (same,) = found(byte_llama, *fits)
+    assert same.state == "ok" and "has the policy's tokens" in same.text
+    more, other = (AutoTokenizer.from_pretrained(tiny) for _ in range(2))
+    more.add_tokens(["zebra"])
+    for name, tokenizer in (("more", more), ("other", other)):
+        AutoConfig.from_pretrained(tiny).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    (superset,) = found(tmp_path / "more", *fits)
+    assert superset.state == "ok"  # what it has beside the policy's, no rollout has
+    known = json.loads((tmp_path / "other" / "tokenizer.json").read_text())
+    words = known["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(known))
+    (swapped,) = found(tmp_path / "other", *fits)
+    assert swapped.state == "problem" and "2 tokens have another id there" in swapped.text
+
+
+def test_rows_that_are_longer_than_the_grader_reads_are_warned_of(found, byte_llama, parser, tiny) -> None:
+    assert [each.state for each in found(byte_llama, "--data.max_len", "513")] == ["warning"]
+    for longest, states in ((256, []), (257, ["warning"])):
+        flags = ["--actor.model_name_or_path", str(tiny), "--oger.grader", "self", "--data.max_len", str(longest)]
+        value = vars(parser.parse_args([*flags, "--rollout.max_new_tokens", "256"]))
+        assert [each.state for each in grader(SimpleNamespace(value=value, cpu=True))] == states
