@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from doubles import Strategy
+from openrlhf.models.actor import Actor
+from openrlhf.trainer.ray import ppo_actor
 from transformers import AutoConfig, AutoTokenizer
 
 from oger_recipe.base.errors import SourceFailed
@@ -19,10 +22,8 @@ from oger_recipe.checks.models import grader
 from oger_recipe.models.in_process import InProcess
 from oger_recipe.models.keys import WriterKeys
 from oger_recipe.pipeline.controller.grades import PolicyLikelihoods
-from oger_recipe.pipeline.policy.chunked_actor import ChunkedActor
 from oger_recipe.pipeline.policy.policy_actor import OgerPolicyModelActor
 from oger_recipe.rewards.place import Reply, StepPrompt
-from oger_recipe.settings.credit import BonusSettings
 from oger_recipe.teachers.store import Teacher
 
 NO_TEACHERS = ["--oger.bonus_weight", "0", "--oger.max_replace_num", "0"]
@@ -255,20 +256,34 @@ def test_who_is_shown_is_drawn_as_who_enters_is(controller, rollout, own, letter
 
 
 class Actors:
-    """A group of one of the policy's actors, with a tiny model."""
+    """A group of one of the policy's actors."""
 
-    def __init__(self, folder: Path, temperature: float = 1.0) -> None:
-        self.actor = object.__new__(OgerPolicyModelActor)
-        model = ChunkedActor(str(folder), attn_implementation="eager", temperature=temperature)
-        model.model.float()
-        self.actor.actor, self.actor.bonus = model, BonusSettings()
-        self.actor.strategy = SimpleNamespace(ring_attn_group=None)
-        self.calls: list[tuple[int, int]] = []
+    def __init__(self, actor: OgerPolicyModelActor) -> None:
+        self.actor = actor
+        self.calls: list[tuple[int, int]] = []  # shapes of what passed through the model
 
     def async_run_method_batch(self, method_name: str, **lists: Any) -> list[list[Any]]:
         rows = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
         self.calls += [tuple(each["sequences"].shape) for each in rows]
         return [[getattr(self.actor, method_name)(**each) for each in rows]]
+
+
+@pytest.fixture()
+def actors(nested, tiny, monkeypatch) -> Any:
+    """A tiny policy in OpenRLHF's actor, on one rank without DeepSpeed, in float32."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "")  # written by the actor's constructor
+    monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
+    monkeypatch.setattr(ppo_actor, "Actor", Actor)  # put back: which one is chosen for the process
+
+    def make(*flags: str) -> Actors:
+        actor = OgerPolicyModelActor(1, 0, "127.0.0.1", 1)
+        strategy = Strategy(nested("--ds.attn_implementation=eager", *flags))
+        actor.init_model_from_pretrained(strategy, str(tiny), max_steps=1)
+        actor.actor.model.float()
+        return Actors(actor)
+
+    return make
 
 
 @pytest.fixture(scope="module")
@@ -280,11 +295,6 @@ def tiny(byte_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     AutoModelForCausalLM.from_pretrained(byte_llama).bfloat16().float().save_pretrained(folder)
     AutoTokenizer.from_pretrained(byte_llama).save_pretrained(folder)
     return folder
-
-
-@pytest.fixture()
-def on_a_cpu(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
 
 
 def texts(letters: Any, pairs: list[tuple[str, str]]) -> list[StepPrompt]:
@@ -321,46 +331,45 @@ def direct(folder: Path, prompt: StepPrompt, temperature: float = 1.0) -> torch.
     ids=str,
 )
 def test_the_policys_log_probabilities_are_those_of_a_direct_forward_pass(
-    controller, tiny, letters, on_a_cpu, flags
+    controller, tiny, letters, actors, flags
 ) -> None:
     maker = controller(*NO_TEACHERS, *flags)
     temperature = maker.args.rollout.temperature
-    actors = Actors(tiny, temperature)
-    prompts = texts(letters, PAIRS)
-    replies = PolicyLikelihoods(actors, maker.split_rollout_samples, maker.args).log_probs(prompts)
+    group, prompts = actors(f"--rollout.temperature={temperature}"), texts(letters, PAIRS)
+    replies = PolicyLikelihoods(group, maker.split_rollout_samples, maker.args).log_probs(prompts)
     for prompt, reply in zip(prompts, replies, strict=True):
         torch.testing.assert_close(torch.tensor(reply.log_probs), direct(tiny, prompt, temperature))
-    assert len(actors.calls) > 1 or flags[1] == "4"
-    assert sum(rows for rows, _ in actors.calls) == len(prompts)
+    assert len(group.calls) > 1 or flags[1] == "4"
+    assert sum(rows for rows, _ in group.calls) == len(prompts)
 
 
-def test_rows_are_made_up_to_a_multiple_of_the_ranks(controller, tiny, letters, on_a_cpu) -> None:
+def test_rows_are_made_up_to_a_multiple_of_the_ranks(controller, tiny, letters, actors) -> None:
     maker = controller(*NO_TEACHERS, "--rollout.micro_batch_size", "2", "--actor.num_gpus_per_node", "3")
-    actors, prompts = Actors(tiny), texts(letters, PAIRS)
-    replies = PolicyLikelihoods(actors, maker.split_rollout_samples, maker.args).log_probs(prompts)
-    assert len(replies) == 4 and sum(rows for rows, _ in actors.calls) == 6
-    assert len(actors.calls) % 3 == 0  # as many for each rank
+    group, prompts = actors(), texts(letters, PAIRS)
+    replies = PolicyLikelihoods(group, maker.split_rollout_samples, maker.args).log_probs(prompts)
+    assert len(replies) == 4 and sum(rows for rows, _ in group.calls) == 6
+    assert len(group.calls) % 3 == 0  # as many for each rank
     for prompt, reply in zip(prompts, replies, strict=True):
         torch.testing.assert_close(torch.tensor(reply.log_probs), direct(tiny, prompt))
 
 
-def test_the_policy_and_the_same_model_in_this_process_agree(controller, tiny, letters, on_a_cpu) -> None:
+def test_the_policy_and_the_same_model_in_this_process_agree(controller, tiny, letters, actors) -> None:
     maker = controller(*NO_TEACHERS)
     prompts = texts(letters, PAIRS)
-    ours = PolicyLikelihoods(Actors(tiny), maker.split_rollout_samples, maker.args).log_probs(prompts)
+    ours = PolicyLikelihoods(actors(), maker.split_rollout_samples, maker.args).log_probs(prompts)
     theirs = InProcess(WriterKeys(model=str(tiny), place="in_process")).log_probs(prompts)
     for one, other in zip(ours, theirs, strict=True):
         assert one.log_probs == pytest.approx(other.log_probs, abs=1e-5)
 
 
 def test_a_policy_that_is_shown_what_it_sees_anyway_gives_itself_no_grade(
-    controller, rollout, tiny, letters, on_a_cpu
+    controller, rollout, tiny, letters, actors
 ) -> None:
     """The grader's prompt is the rollout's own: equal to the last bit where both passes are cut alike."""
     flags = ["--oger.grader", "self", "--actor.model_name_or_path", str(tiny), *NO_TEACHERS]
     before, after = PROMPT[:1], PROMPT[2:]
     maker = controller(*flags, teachers={"u": demonstrations(letters, PROMPT[1])}, shown={"u": (before, after)})
-    maker.actor_model_group = maker.grader._place._group = Actors(tiny)
+    maker.actor_model_group = maker.grader._place._group = actors()
     maker.engine_guard = SimpleNamespace(compare=lambda *_: {})  # its engine says -0.5 of every token
     maker.make_experience_batch([rollout(*each) for each in TEXTS.items()])
     (difference,) = maker.current.differences
@@ -368,9 +377,9 @@ def test_a_policy_that_is_shown_what_it_sees_anyway_gives_itself_no_grade(
     assert mask.sum() == 12 and torch.equal(difference[mask], torch.zeros(12))
 
 
-def test_no_text_is_no_forward_pass(controller, tiny) -> None:
+def test_no_text_is_no_forward_pass(controller, actors) -> None:
     maker = controller(*NO_TEACHERS)
-    assert PolicyLikelihoods(Actors(tiny), maker.split_rollout_samples, maker.args).log_probs([]) == []
+    assert PolicyLikelihoods(actors(), maker.split_rollout_samples, maker.args).log_probs([]) == []
 
 
 # ---- before a run
