@@ -1,5 +1,6 @@
 """Files that `oger train` reads, from dataset rows: prompts with labels for OpenRLHF, and the teacher store."""
 
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
@@ -133,14 +134,22 @@ class TeacherChoice:
 
     A teacher of more than ``max_prefix_len`` tokens, end of sequence included, or of more than the prompt leaves, is
     dropped, or with ``long_teachers`` "truncate" cut to the tokens that fit. A cut trajectory has no end of sequence,
-    its text is that of its tokens, and its verdict is the verdict of that text. Teachers of other sources than
-    ``teacher_sources`` are left out, unless it is empty.
+    its text is that of its tokens, and its verdict is the verdict of that text. Where they are ``only_shown``, they may
+    be longer than what the prompt leaves to a response. Teachers of other sources than ``teacher_sources`` are left out,
+    unless it is empty.
     """
 
     keep_wrong_teachers: bool = False
     max_prefix_len: int | None = None
     long_teachers: str = "drop"
     teacher_sources: Collection[str] = ()
+    only_shown: bool = False
+
+    def longest(self, room: int) -> int:
+        """Return the most tokens of a teacher whose prompt leaves ``room`` to a response."""
+        if self.only_shown:
+            return self.max_prefix_len or sys.maxsize
+        return min(room, self.max_prefix_len or room)
 
 
 @dataclass(frozen=True)
@@ -359,7 +368,7 @@ class _Teachers:
         fitted: list[tuple[_Prompt, _Candidate]] = []
         for (prompt, teacher, text), tokens in zip(found, tokenized, strict=True):
             candidate = _candidate(prompt.row, teacher, text, [*tokens, self._tokenizer.eos_token_id])
-            longest = min(prompt.room, self._choice.max_prefix_len or prompt.room)
+            longest = self._choice.longest(prompt.room)
             kept = _fitted(candidate, longest, self._choice.long_teachers, self._tokenizer, self._counts)
             fitted += [(prompt, each) for each in kept]
         waiting = self._that_can_be_shown(fitted)

@@ -173,7 +173,11 @@ def preparation(value: Mapping[str, Any], *, has_tokenizer: bool = True) -> dict
         "rules": grading_rules(value),
         "overlong_prompts": value["oger.overlong_prompts"],
         "choice": TeacherChoice(
-            teachers.keep_wrong_teachers, teachers.max_prefix_len, teachers.long_teachers, teachers.teacher_sources
+            teachers.keep_wrong_teachers,
+            teachers.max_prefix_len,
+            teachers.long_teachers,
+            teachers.teacher_sources,
+            only_shown=oger.grades.shows_teachers and not (oger.teachers_enter or oger.sft.epochs),
         ),
     }
 

@@ -30,7 +30,7 @@ FREE = (
     *("actor.model_name_or_path", "actor.adam.lr", "actor.num_", "actor.gradient_checkpointing", "critic.adam.lr"),
     *("critic.num_", "ref.", "data.prompt_dataset", "data.input_key", "data.label_key", "data.max_len"),
     *("rollout.batch_size", "rollout.micro_batch_size", "rollout.max_new_tokens", "rollout.max_tokens_per_gpu"),
-    "reward.overlong_buffer_len",
+    *("reward.overlong_buffer_len", "oger.grade_model"),
     *("train.batch_size", "train.micro_batch_size", "train.dynamic_batch_enable", "train.num_episodes"),
     *("oger.embedding_model", "train.colocate_", "eval.dataset", "eval.steps", "eval.n_samples_per_prompt"),
     *("ckpt.", "vllm.", "ds.", "oger.embedding_num_gpus"),
@@ -56,6 +56,9 @@ def without_models(value: dict[str, Any]) -> dict[str, Any]:
 def test_every_method_has_a_twin() -> None:
     methods = {"oger_paper", "oger", "luffy", "grpo", "sft_then_rl", "hpt", "chord", "srft", "questa"}
     methods |= {"oat_gsm8k_ppo", "oat_countdown_grpo", "uft", "prefix_rft", "exgrpo", "rlep"}
+    methods = {"oger_paper", "oger", "luffy", "grpo", "sft_then_rl", "hpt", "chord", "srft"}
+    methods |= {"self_distillation", "distillation"}
+    methods |= {"oat_gsm8k_ppo", "oat_countdown_grpo"}
     of_steps = {"openr_math_appo", "openr_math_grpo", "openr_math_tppo", "process_rloo"}
     assert methods | of_steps | {"grm_multi_rm"} <= set(TWINS)
     assert {"maxrl", "passk", "dapo", "uniqueness"} <= set(TWINS)

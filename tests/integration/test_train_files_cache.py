@@ -109,6 +109,7 @@ def _others(how: dict[str, Any], letters: Any) -> dict[str, list[Any]]:
         "choice": [
             TeacherChoice(keep_wrong_teachers=True), TeacherChoice(max_prefix_len=10),
             TeacherChoice(long_teachers="truncate"), TeacherChoice(teacher_sources=("s0",)),
+            TeacherChoice(only_shown=True),
         ],
     }  # fmt: skip
 
