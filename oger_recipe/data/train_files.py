@@ -134,8 +134,8 @@ class TeacherChoice:
 
     A teacher of more than ``max_prefix_len`` tokens, end of sequence included, or of more than the prompt leaves, is
     dropped, or with ``long_teachers`` "truncate" cut to the tokens that fit. A cut trajectory has no end of sequence,
-    its text is that of its tokens, and its verdict is the verdict of that text. Where they are ``only_shown``, they may
-    be longer than what the prompt leaves to a response. Teachers of other sources than ``teacher_sources`` are left out,
+    its text is that of its tokens, and its verdict is the verdict of that text. Those that are ``only_shown`` may be
+    longer than what the prompt leaves to a response. Teachers of other sources than ``teacher_sources`` are left out,
     unless it is empty.
     """
 
