@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hang import HANG_S
-from runs import ROOT, dataset, lines, samples, train
+from runs import ROOT, SMALL, dataset, lines, samples, train
 
 pytestmark = pytest.mark.full
 DOCUMENT = ROOT.parent / "shared" / "seeds" / "000_e39033487543f5dd.txt"
@@ -116,3 +116,21 @@ def test_the_converted_command_runs_with_the_twins_overrides(tmp_path: Path, cac
     assert [step["step"] for step in steps] == [1, 2]
     assert all(step["oger/replaced"] == 16 and step["oger/off_on_ratio"] == pytest.approx(1 / 7) for step in steps)
     assert all(step["off_policy_loss"] < 0 and step["oger/teacher_reward"] == 1 for step in steps)
+
+
+def test_the_twins_of_distillation_grade_every_rollout_token_by_token(tmp_path: Path, cache: Path):
+    """The policy that is shown a teacher grades first; what it has become is the teacher model of the second run."""
+    rows = ["--oger.prompts_per_update", "16", "--rollout.micro_batch_size", "16", "--train.micro_batch_size", "16"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    done = train(first, cache, *SMALL, *rows, recipe="self_distillation_cpu")
+    assert done.returncode == 0, done.stderr
+    teacher = json.dumps([{"model": str(first / "model"), "place": "in_process"}])
+    done = train(second, cache, *SMALL, *rows, "--oger.grade_model", teacher, recipe="distillation_cpu")
+    assert done.returncode == 0, done.stderr
+    for run_dir, count in ((first, 16), (second, 64)):
+        steps = lines(run_dir / "metrics.jsonl")
+        assert [step["oger/graded_rollouts"] for step in steps] == [count, count]
+        assert all(step["oger/grade_share"] == 1 and step["oger/grade_failed"] == 0 for step in steps)
+        assert all(step["oger/graded_tokens"] == step["rollout/response_tokens"] for step in steps)
+        graded = samples(run_dir, 1)
+        assert all(row["advantage"] == 0 and "grade" in row for row in graded)

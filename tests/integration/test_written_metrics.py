@@ -53,6 +53,7 @@ def _of_sources(controller: Callable[..., Any], rollout: Callable[..., Any], pol
     maker = controller(
         f"--oger.reward.sources={json.dumps(listed)}", '--oger.steps.delimiters=["."]', "--oger.steps.max_steps=3",
         "--algo.advantage.estimator=process_grpo", "--oger.reward.max_error_rate=1", "--oger.max_replace_num=0",
+        "--oger.grader=self", f"--actor.model_name_or_path={policy_folder}",
     )  # fmt: skip
     label = {"question": "ask>", "row": {"rubric": [{"description": "is short"}]}}
     texts = [("a.bb.c", 1.0), ("dd", 0.0), ("ee.f", 1.0), ("g.h", 0.0)]
