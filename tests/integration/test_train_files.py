@@ -444,6 +444,17 @@ def test_a_graders_prompt_may_be_longer_than_a_rollouts(prepared: Callable[..., 
     assert store.shown_prompt("p-1", RIGHT) == f"Make 96. Or: {RIGHT} Make 96."
 
 
+@pytest.mark.parametrize(("longest", "kept"), [(None, 1), (11, 1), (10, 0)])
+def test_a_teacher_that_is_only_shown_may_be_longer_than_a_response(
+    prepared: Callable[..., Any], longest: int | None, kept: int
+) -> None:
+    """It has 11 tokens, and its prompt leaves 10 to a response."""
+    how = {"budget": (60, 10), "prompt_format": dataclasses.replace(_shown(share=0.0), shows_graders=True)}
+    counts, _, store = prepared(_row(RIGHT), max_prefix_len=longest, only_shown=True, **how)
+    assert (len(store["p-1"]), counts["teachers_too_long"]) == (kept, 1 - kept)
+    assert prepared(_row(RIGHT), **how)[0]["teachers_too_long"] == 1
+
+
 def test_shown_prompts_come_with_their_teachers_however_these_are_verified_in_parts(
     prepared: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
