@@ -120,12 +120,13 @@ def test_the_converted_command_runs_with_the_twins_overrides(tmp_path: Path, cac
 
 def test_the_twins_of_distillation_grade_every_rollout_token_by_token(tmp_path: Path, cache: Path):
     """The policy that is shown a teacher grades first; what it has become is the teacher model of the second run."""
-    rows = ["--oger.prompts_per_update", "16", "--rollout.micro_batch_size", "16", "--train.micro_batch_size", "16"]
+    rows = ["--rollout.micro_batch_size", "16", "--train.micro_batch_size", "16"]
     first, second = tmp_path / "first", tmp_path / "second"
-    done = train(first, cache, *SMALL, *rows, recipe="self_distillation_cpu")
+    done = train(first, cache, *SMALL, *rows, "--train.batch_size", "16", recipe="self_distillation_cpu")
     assert done.returncode == 0, done.stderr
     teacher = json.dumps([{"model": str(first / "model"), "place": "in_process"}])
-    done = train(second, cache, *SMALL, *rows, "--oger.grade_model", teacher, recipe="distillation_cpu")
+    more = ["--oger.prompts_per_update", "16", "--oger.grade_model", teacher]
+    done = train(second, cache, *SMALL, *rows, *more, recipe="distillation_cpu")
     assert done.returncode == 0, done.stderr
     for run_dir, count in ((first, 16), (second, 64)):
         steps = lines(run_dir / "metrics.jsonl")

@@ -56,9 +56,7 @@ def without_models(value: dict[str, Any]) -> dict[str, Any]:
 def test_every_method_has_a_twin() -> None:
     methods = {"oger_paper", "oger", "luffy", "grpo", "sft_then_rl", "hpt", "chord", "srft", "questa"}
     methods |= {"oat_gsm8k_ppo", "oat_countdown_grpo", "uft", "prefix_rft", "exgrpo", "rlep"}
-    methods = {"oger_paper", "oger", "luffy", "grpo", "sft_then_rl", "hpt", "chord", "srft"}
     methods |= {"self_distillation", "distillation"}
-    methods |= {"oat_gsm8k_ppo", "oat_countdown_grpo"}
     of_steps = {"openr_math_appo", "openr_math_grpo", "openr_math_tppo", "process_rloo"}
     assert methods | of_steps | {"grm_multi_rm"} <= set(TWINS)
     assert {"maxrl", "passk", "dapo", "uniqueness"} <= set(TWINS)

@@ -1,14 +1,9 @@
-"""Two recorded steps of twins of recipes without teachers: what their rows are trained with."""
-
-from __future__ import annotations
-
-import json
-
-"""Recorded steps of the twins of maxrl, passk, dapo, exgrpo and rlep: what their rows are trained with."""
+"""Recorded steps of twins: what their rows are trained with."""
 
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
