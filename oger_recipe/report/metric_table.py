@@ -394,11 +394,11 @@ TABLE: tuple[Metric, ...] = (
        "Rollouts with grades: not those of prompts without a teacher to show, nor those that are left out."),
     _M("oger/graded_tokens", TEACHERS, "graded tokens", "tokens", _STEP, "Their tokens."),
     _M("nonfinite/grades", TEACHERS, "grades not finite", "rows", _TRAINED,
-       "Rows of which the grader's log-probability of a token is not finite: they have no grades.", (None, 0.0),
+       "Rows of which the grader's log-probability of a token is not finite: they have no grades.", (None, 0.0), "0",
        advice="Check the grader: its weights may overflow in their dtype."),
     _M("oger/grade_failed", TEACHERS, "rollouts without their grades", "rows", _STEP,
        "Rollouts that the grader was asked about in vain: too long for it, a number that is not finite, or its engine "
-       "was lost. A step in which all are ends the run.", (None, 0)),
+       "was lost. A step in which all are ends the run.", (None, 0), "0"),
     _M("oger/grade_untaught", TEACHERS, "prompts without a teacher to show", "prompts", _STEP,
        "Prompts whose rollouts have no grades, since they have no teacher, or none that fits. Only with oger.grader "
        "self."),
