@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import chaos
+import psutil
 import pytest
 import table
 from attempt import Attempt, Ended
@@ -195,8 +197,9 @@ def test_what_is_left_is_found_though_its_parent_is_gone(tmp_path: Path, request
     assert kinds == ["process", "process", "port", "temporary"]
     assert any(each.startswith("/dev/shm/sem.") for each in left)  # other tests may make some meanwhile
     for process in tree.alive():
-        if "tracker" not in " ".join(process.cmdline()):
-            process.terminate()  # the tracker removes the semaphore, and ends
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            if "tracker" not in " ".join(process.cmdline()):
+                process.terminate()  # the tracker removes the semaphore, and ends
     (temporary / "oger-1").unlink()
     assert wait(lambda: not left_over(tree, before, temporary, tmp_path), HANG_S)
 

@@ -138,6 +138,8 @@ def _long(desk: SimpleNamespace) -> None:
 WRONG = {"teachers": [{"source": "a", "text": "<answer>3+5</answer>", "correct": None}]}
 LONG = {"prompt": "x" * 900}
 CHAT = {"prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": "Make 96."}]}
+SYSTEM = {"prompt": [{"role": "system", "content": "Make 96."}]}
+TWICE = "{% for turn in messages %}{{ turn.content }} {{ turn.content }}{% endfor %}"
 CORRECTED = ["--algo.advantage.is_correction_level", "seq"]
 RESUME = ["--ckpt.load_enable"]
 # What is wrong -> how it comes about, flags, and a part of the sentence.
@@ -252,6 +254,14 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
         ["--data.prompt_dataset", "rows.jsonl,more.jsonl"], "give every problem its own uid",
     ),
     "chats without a template": (_rows(CHAT, CHAT), [], "prompts are chat messages"),
+    "chats without a user": (
+        _rows(SYSTEM, SYSTEM), ["--oger.hint_share", "0.5", "--data.apply_chat_template"],
+        "without a message of the user",
+    ),
+    "a chat template that says things twice": (
+        lambda desk: (desk.policy / "chat_template.jinja").write_text(TWICE),
+        ["--oger.hint_share", "0.5", "--data.apply_chat_template"], "does not write the last message of the user once",
+    ),
     "chats for a template of questions": (_rows(CHAT, CHAT), ["--oger.prompt_template", "r1"], "takes a question"),
     "a column that a source reads": (_nothing, _sources(kind="similarity", reference="ask"), "no column 'ask'"),
     "data of the run that goes": (

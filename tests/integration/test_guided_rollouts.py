@@ -15,7 +15,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from oger_recipe.pipeline.controller.samples_generator import OgerSamplesGenerator
 from oger_recipe.pipeline.engine.rollout_engine import _PrefixedEngine
 from oger_recipe.teachers.draw import History
-from oger_recipe.teachers.store import Teacher, write_teacher_store
+from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store
 
 END = 1
 SHORT = Teacher("short", "abc", [10, 11, 12, END], 1.0, 1.0)
@@ -162,7 +162,7 @@ def test_the_prompt_of_training_rollouts_shows_the_first_share_of_a_teacher(gene
 def test_hints_follow_their_schedule(generator, monkeypatch, flags, lengths):
     ten = Teacher("ten", "abcdefghij", [1] * 11, 1.0, 1.0)
     monkeypatch.setattr(OgerSamplesGenerator, "planned_steps", 5)
-    monkeypatch.setattr(OgerSamplesGenerator, "_teachers_of", lambda self, uid: [ten] * (uid == "lone"))
+    monkeypatch.setattr(TeacherStore, "__getitem__", lambda self, uid: [ten] * (uid == "lone"))
     for step, length in enumerate(lengths, start=1):
         asked = _asked(generator, monkeypatch, "--oger.hint_share=0.8", *flags, step=step, guided=False)[1]
         assert asked == (f"<lone>{'abcdefghij'[:length]}|" if length else "Q lone"), step
