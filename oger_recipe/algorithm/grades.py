@@ -27,8 +27,8 @@ DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Grades:
-    """advantages [B, A]: what a grader's word is worth, 0 on tokens without a grade; clamped: where the limit bound
-    them (bool [B, A])."""
+    """Grades of a micro-batch's tokens. advantages [B, A]: the grades, 0 on tokens without one; clamped (bool [B, A]):
+    those that were beyond the limit."""
 
     advantages: Tensor
     clamped: Tensor

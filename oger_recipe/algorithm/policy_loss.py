@@ -126,9 +126,9 @@ def hybrid_policy_loss(
     weigh = _named("sft_token_weight", sft_token_weight, TOKEN_WEIGHTS)
     if weigh.reads_entropy and entropy is None:
         raise ValueError(f"sft_token_weight={sft_token_weight!r} needs the entropy of tokens")
-    tokens = _tokens(log_probs, old_log_probs, advantages, action_mask, off_policy_mask, all_max_clip)
     if teacher_top_entropy_share < 1 and entropy is None:
         raise ValueError(f"teacher_top_entropy_share={teacher_top_entropy_share} needs the entropy of tokens")
+    tokens = _tokens(log_probs, old_log_probs, advantages, action_mask, off_policy_mask, all_max_clip)
     as_rollout = tokens.kept if how.as_rollouts else tokens.is_rollout
     rollout_reshaping = (on_policy_reshape, on_policy_reshape_weight, on_policy_reshape_power)
     on, clipped = _rollout_terms(tokens, as_rollout, rollout_reshaping, (clip_low, clip_high) if use_clip else None)

@@ -23,7 +23,8 @@ _answers: list[int] = []  # this process's file
 
 @dataclass(frozen=True)
 class ProcessStacks:
-    """``state``: its letter in /proc; ``stacks``: empty where the process did not answer."""
+    """A process and the stacks of its threads. ``state``: its letter in /proc; ``stacks``: empty where it did not
+    answer."""
 
     pid: int
     parent: int
@@ -60,7 +61,8 @@ def answer(run_dir: str | None = None) -> None:
 
 
 def ask(run_dir: str, above: int | None = None) -> list[ProcessStacks]:
-    """Return the stacks of the run's processes on this node, with all processes below ``above``, and that one."""
+    """Return the stacks of the run's processes on this node. ``above``: a process that is listed as well, with all
+    its descendants, whether they answer or not."""
     there = {int(path.name) for path in Path("/proc").glob("[0-9]*")}
     files = {pid: file for pid in there if (file := _file(pid, _name(run_dir)))}
     below = set() if above is None else _below(above, there)

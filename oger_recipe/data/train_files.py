@@ -104,7 +104,10 @@ class PromptFormat:
 
 
 def _showing(prompt: Any, template: str) -> Any:
-    """Put a prompt's question into the template, with a mark in the teacher's place; braces are just text."""
+    """Fill oger.shown_template with a prompt's question, and put a mark where a teacher trajectory will go.
+
+    Other braces in it are just text. Of a chat, the last message of the user is the question.
+    """
     if isinstance(prompt, str):
         before, _, after = template.partition(TEACHER)
         return before.replace(PLACEHOLDER, prompt) + _MARK + after.replace(PLACEHOLDER, prompt)
