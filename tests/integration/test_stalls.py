@@ -15,6 +15,7 @@ import pytest
 import ray
 from forks import Forks
 from hang import HANG_S
+from ray._common.utils import get_default_ray_temp_dir
 from ray.cluster_utils import Cluster
 
 from oger_recipe.base import stacks
@@ -188,7 +189,7 @@ def test_other_nodes_of_a_cluster_are_asked_and_one_that_does_not_answer_is_name
     monkeypatch.setenv("OGER_RUN_DIR", str(tmp_path))
     monkeypatch.setattr(stalls, "_NODES_ANSWER_WITHIN_S", 15.0)
     temporary = Path(tempfile.mkdtemp(prefix="n", dir="/tmp"))  # the paths of sockets have to be short
-    Path(ray._private.utils.get_default_ray_temp_dir()).mkdir(exist_ok=True)  # where the cluster notes its address
+    Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)  # where the cluster notes its address
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "temp_dir": str(temporary)})
     try:
         other = cluster.add_node(num_cpus=1, resources={"other": 1})
