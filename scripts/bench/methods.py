@@ -21,9 +21,11 @@ from recipe_runs import ROOT, run, step_events
 from oger_recipe.base.files import read_jsonl
 
 METHODS = (
-    "grpo", "luffy", "oger_paper", "sft_then_rl", "hpt", "chord", "srft", "maxrl", "passk", "dapo",
+    "grpo", "luffy", "oger_paper", "sft_then_rl", "hpt", "chord", "srft", "ampo", "exgrpo", "rlep", "prefix_rft", "uft",
+    "questa", "distillation", "self_distillation", "maxrl", "passk", "dapo", "uniqueness",
 )  # fmt: skip
 START, AGAIN = "start", "grpo again"
+TEACHER = "sft_then_rl"  # whose model grades under distillation: the best of those before it
 # Parts of the regime that the methods share; what it says of teachers, bonus and loss is not among them.
 SHARED = ("actor", "data", "eval", "ckpt")
 SHARED_OGER = ("task", "val_before_train", "eval")
@@ -37,11 +39,24 @@ def command(method: str, out: Path, steps: int) -> list[str]:
     recipe["oger"] = {name: regime["oger"][name] for name in SHARED_OGER}
     recipe["oger"]["total_training_steps"] = 0 if method == START else steps
     recipe["rollout"] = {"max_new_tokens": regime["rollout"]["max_new_tokens"]}
+    for name, values in own_sizes(out, steps).get(method, {}).items():
+        recipe[name] = recipe.get(name, {}) | values
     twin = "grpo" if method in (START, AGAIN) else method
     path = out / f"{named(method)}.yaml"
     path.write_text(yaml.safe_dump({"extends": str(ROOT / "configs" / f"{twin}_cpu.yaml")} | recipe))
     run_dir = str(out / named(method))
     return ["-m", "oger_recipe.cli.train", "--recipe", str(path), "--oger.run_dir", run_dir, "--overwrite"]
+
+
+def own_sizes(out: Path, steps: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Returns what a method has to be told of the regime: schedules over its steps, longer prompts, its teacher."""
+    return {
+        "exgrpo": {"data": {"max_samples": 16 * steps, "max_len": 160}},  # read twice, so that successes enter
+        "prefix_rft": {"oger": {"prefix_steps": steps}},
+        "uft": {"oger": {"prefix_steps": steps * 3 // 5}},
+        "questa": {"data": {"max_len": 256}},
+        "distillation": {"oger": {"grade_model": [{"model": str(out / TEACHER / "model"), "place": "in_process"}]}},
+    }
 
 
 def named(method: str) -> str:
