@@ -21,8 +21,8 @@ from recipe_runs import ROOT, run, step_events
 from oger_recipe.base.files import read_jsonl
 
 METHODS = (
-    "grpo", "luffy", "oger_paper", "sft_then_rl", "hpt", "chord", "srft", "ampo", "exgrpo", "rlep", "prefix_rft", "uft",
-    "questa", "distillation", "self_distillation", "maxrl", "passk", "dapo", "uniqueness",
+    "grpo", "luffy", "oger_paper", "sft_then_rl", "hpt", "chord", "srft", "ampo", "exgrpo", "rlep", "prefix_rft",
+    "uft", "questa", "distillation", "self_distillation", "maxrl", "passk", "dapo", "uniqueness",
 )  # fmt: skip
 START, AGAIN = "start", "grpo again"
 TEACHER = "sft_then_rl"  # whose model grades under distillation: the best of those before it
