@@ -137,12 +137,13 @@ def solve_rates(scores: Tensor, own: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Teachers:
-    """The teachers of one prompt, by their index: sources, lengths in tokens, entropies in nats (None: not known);
-    weights of sources; turn: the step."""
+    """The teachers of one prompt, by their index: sources, lengths in tokens, entropies in nats, how likely the policy
+    finds their answers (None: not known); weights of sources; turn: the step."""
 
     sources: Sequence[str]
     lengths: Sequence[int]
     entropies: Sequence[float | None]
+    likelihoods: Sequence[float | None]
     weights: Mapping[str, float] = field(default_factory=dict)
     turn: int = 0
 
@@ -165,6 +166,11 @@ def _shortest(teachers: Teachers, count: int, generator: torch.Generator) -> lis
 def _lowest_entropy(teachers: Teachers, count: int, generator: torch.Generator) -> list[int]:
     entropies = [math.inf if entropy is None else entropy for entropy in teachers.entropies]
     return sorted(range(len(entropies)), key=lambda index: entropies[index])[:count]
+
+
+def _likeliest_answer(teachers: Teachers, count: int, generator: torch.Generator) -> list[int]:
+    likelihoods = [-1.0 if likelihood is None else likelihood for likelihood in teachers.likelihoods]
+    return sorted(range(len(likelihoods)), key=lambda index: -likelihoods[index])[:count]
 
 
 def _round_robin(teachers: Teachers, count: int, generator: torch.Generator) -> list[int]:
@@ -191,6 +197,7 @@ DRAWS: dict[str, Draw] = {
     "shortest": _shortest,
     "round_robin": _round_robin,
     "lowest_entropy": _lowest_entropy,
+    "likeliest_answer": _likeliest_answer,
 }
 
 
@@ -202,6 +209,7 @@ def draw_teachers(
     mode: str,
     generator: torch.Generator,
     entropies: Sequence[float | None] | None = None,
+    likelihoods: Sequence[float | None] | None = None,
     weights: Mapping[str, float] | None = None,
     turn: int = 0,
 ) -> list[int]:
@@ -210,14 +218,17 @@ def draw_teachers(
     `sources` names each teacher's source, `lengths` is in tokens. uniform: every teacher alike; source_weights: with
     probability proportional to the weight of its source (1 where `weights` has none; 0 excludes it); shortest: by
     length, equals in their order; round_robin: in the order of the sorted sources, from number `turn` on, cyclically;
-    lowest_entropy: by `entropies`, those without one last, equals in their order.
+    lowest_entropy: by `entropies`, those without one last, equals in their order; likeliest_answer: by `likelihoods`,
+    the largest first, those without one last, equals in their order (AMPO, arXiv 2510.02227).
     Raises ValueError for a mode outside DRAWS, a negative count, a weight that is negative or not finite, or unequal
-    numbers of sources, lengths and entropies.
+    numbers of sources, lengths, entropies and likelihoods.
     """
     if mode not in DRAWS:
         raise ValueError(f"mode={mode!r} is unknown; valid values: {', '.join(DRAWS)}")
     entropies = [None] * len(sources) if entropies is None else entropies
-    if count < 0 or not len(sources) == len(lengths) == len(entropies):
-        numbers = f"{len(sources)} sources, {len(lengths)} lengths and {len(entropies)} entropies"
-        raise ValueError(f"count {count} of {numbers}")
-    return DRAWS[mode](Teachers(sources, lengths, entropies, weights or {}, turn), count, generator)
+    likelihoods = [None] * len(sources) if likelihoods is None else likelihoods
+    if count < 0 or not len(sources) == len(lengths) == len(entropies) == len(likelihoods):
+        numbers = f"{len(sources)} sources, {len(lengths)} lengths, {len(entropies)} entropies"
+        raise ValueError(f"count {count} of {numbers} and {len(likelihoods)} likelihoods")
+    teachers = Teachers(sources, lengths, entropies, likelihoods, weights or {}, turn)
+    return DRAWS[mode](teachers, count, generator)

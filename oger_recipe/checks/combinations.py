@@ -41,7 +41,7 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     yield from _value_head(value, oger.critic)
     yield from _kl_and_template(value, oger)
     yield from _adaptive_kl(value)
-    yield from _draws(oger.teachers)
+    yield from _draws(oger)
     yield from _shown_template(oger.teachers.shown_template)
     yield from _hints(value["rollout.max_new_tokens"], oger)
     yield from _prefixes(value["rollout.n_samples_per_prompt"], oger.teachers, oger.prefix)
@@ -197,7 +197,8 @@ def _adaptive_kl(value: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _draws(teachers: TeacherSettings) -> Iterator[str]:
+def _draws(oger: OgerSettings) -> Iterator[str]:
+    teachers = oger.teachers
     try:
         weights(teachers.teacher_source_weights)
     except ValueError as error:
@@ -207,6 +208,18 @@ def _draws(teachers: TeacherSettings) -> Iterator[str]:
             "oger.teacher_draw lowest_entropy goes by the policy's entropy when it sampled a teacher, which only its "
             "own earlier rollouts have: set oger.history_enters, or use shortest"
         )
+    if teachers.teacher_draw == "likeliest_answer":
+        others = {
+            "oger.n_prefix": oger.prefix.n_prefix != 0,
+            "--no-oger.replace_after_rm": teachers.max_replace_num > 0 and not teachers.replace_after_rm,
+            "oger.hint_share": teachers.hint_share > 0,
+            "oger.grader self": oger.grades.shows_teachers,
+        }
+        for name in (name for name, is_set in others.items() if is_set):
+            yield (
+                "oger.teacher_draw likeliest_answer asks the policy about the teachers of groups that are graded, and "
+                f"{name} draws teachers elsewhere: leave it out, or use another oger.teacher_draw"
+            )
     if teachers.teacher_source_weights and teachers.teacher_draw != "source_weights":
         yield "oger.teacher_source_weights has no effect: set oger.teacher_draw source_weights"
 

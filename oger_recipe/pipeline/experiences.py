@@ -15,6 +15,11 @@ def teachers_tokens(experience: Experience) -> torch.Tensor:
     return off_policy_mask(experience.action_mask, tokens)
 
 
+def prompt_tokens(sample: Experience) -> torch.Tensor:
+    """Return the tokens of the prompt of a single row, [tokens]."""
+    return sample.sequences[0, : int(sample.action_mask[0].long().argmax()) + 1]
+
+
 def response_tokens(sample: Experience) -> torch.Tensor:
     """Return the tokens of the response of a single row, [tokens]."""
     return sample.sequences[0, 1:][sample.action_mask[0].bool()]

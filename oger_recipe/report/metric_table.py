@@ -218,7 +218,7 @@ TABLE: tuple[Metric, ...] = (
        "-log(top_p)",
        "The engine samples with other weights than those that are trained: see docs/known_faults.md."),
     _M("vllm_logprob_difference", HEALTH, "engine against policy, by token", "nats a token",
-       "tokens of the policy's own rollouts",
+       "tokens that the policy sampled, also behind a teacher's",
        "Mean absolute difference of the log-probabilities by engine and policy. Rounding: 0.004 for a tiny policy, "
        "0.04 in bfloat16 with a large vocabulary.",
        healthy_text="below vllm_logprob_limit; at three quarters of it the run warns (engine_parted), above it the "
@@ -226,7 +226,7 @@ TABLE: tuple[Metric, ...] = (
        advice="As for vllm_kl."),
     _M("vllm_logprob_limit", HEALTH, "limit of the difference", "nats a token", "the first step",
        "The limit of vllm_logprob_difference: oger.max_logprob_difference, else three times the first step's value "
-       "and 0.002."),
+       "and 0.002. A step in which teachers wrote every token has neither."),
     _M("vllm_ratio", HEALTH, "policy over engine", "ratio", _SAMPLED_TOKENS,
        "Mean of p(policy) / p(engine) of the sampled tokens, before the correction clips or leaves out any. "
        "Only with algo.advantage.is_correction_level.", (0.99, 1.01), "rule of thumb: within 0.01 of 1",
@@ -406,6 +406,9 @@ TABLE: tuple[Metric, ...] = (
        "Teachers of the step's prompts that do not fit the policy's window together with the longest rollout. Only "
        "with oger.grader self.",
        advice="Lower rollout.max_new_tokens or oger.max_prefix_len."),
+    _M("oger/answer_likelihood", TEACHERS, "likelihood of teachers' answers", "", "teachers that were compared",
+       "Mean probability that the policy gives a token of a teacher's answer, after the teacher's reasoning. Only "
+       "with oger.teacher_draw likeliest_answer, in steps with a group that has more teachers than places."),
     _M("oger/embedding_share_read", TEACHERS, "share of texts embedded", "share", "a sample of rollouts and teachers",
        "Share of the tokens that the encoder reads; similarity and bonus speak of that part alone. Missing where "
        "nothing is compared.", (0.995, None), "above 0.995; below the run says so once",
@@ -558,6 +561,9 @@ TABLE: tuple[Metric, ...] = (
        "Only with oger.grader."),
     _M("timing/grades", TIME, "time of grading", "seconds", _STEP,
        "Asking the grader, within timing/make_experience: beside timing/forward its cost. Only with oger.grader."),
+    _M("timing/answer_likelihoods", TIME, "time of comparing teachers", "seconds", _STEP,
+       "Forward passes over teachers' trajectories, within timing/make_experience. Only with oger.teacher_draw "
+       "likeliest_answer."),
     _M("timing/ppo_train", TIME, "time of training", "seconds", _STEP,
        "All updates of policy and critic. OpenRLHF's."),
     _M("timing/broadcast", TIME, "time of weight sync", "seconds", _STEP,

@@ -35,6 +35,7 @@ def draw(teachers: list[Teacher], count: int, settings: Draw, generator: torch.G
         [teacher.source for teacher in teachers],
         [len(teacher.tokens) for teacher in teachers],
         entropies=[teacher.entropy for teacher in teachers],
+        likelihoods=[teacher.likelihood for teacher in teachers],
         count=count,
         mode=settings.teacher_draw,
         generator=generator,

@@ -22,7 +22,7 @@ class Teacher:
 
     tokens: the end-of-sequence token last, unless the trajectory was cut; probs: the teacher's own probabilities of
     these tokens, as many, where the data has them. entropy: nats, the policy's mean over them where it has sampled
-    them itself.
+    them itself. likelihood: the policy's mean probability of the answer's tokens, where it was asked.
     """
 
     source: str
@@ -32,6 +32,7 @@ class Teacher:
     score: float
     probs: list[float] | None = None
     entropy: float | None = None
+    likelihood: float | None = None
 
 
 def beginning(text: str, share: float) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import random
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from oger_recipe.grading.verifiers import verify
+from oger_recipe.grading.verifiers.boxed import answer_place, last_answer_tag
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
@@ -541,3 +544,36 @@ def test_the_verifiers_agree_with_data_whose_truth_is_known() -> None:
     models = itertools.islice(_bench("agreement").model_solutions(path), 1200)
     agree = [verify("gsm8k", s["solution"], s["answer"]).score == s["is_correct"] for s in models]
     assert len(agree) == 1200 and sum(agree) >= 0.99 * len(agree)
+
+
+# ---- where a response gives its answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "so \\boxed{[12]}.",
+        "\\boxed{1} or \\fbox { [\\frac{1}{2}] } and \\boxed{3",
+        "first \\boxed{1}\n<answer> [2 + 3] </answer>\n",
+        "<answer>1</answer> no: <answer>\\boxed{[2]}</answer>",
+        "<answer>[1]</answer> and <answer>2",
+        "a</answer><answer>[b<answer>c]</answer></answer>",
+        "<answer>1</answer> #### [42]\n",
+        "#### 1 #### [é 2]",
+        "one\n [the last line] \n\n",
+        "[one line]",
+        "\\boxed{[]}",
+        "[]",
+    ],
+)
+def test_the_place_of_an_answer_is_what_is_marked_last_or_the_last_line(text: str) -> None:
+    begin, end = text.index("["), text.index("]") - 1
+    assert answer_place(text.replace("[", "").replace("]", "")) == (begin, end)
+
+
+def test_answers_in_tags_are_those_of_the_regular_expression() -> None:
+    rng = random.Random(0)
+    for _ in range(2000):
+        text = "".join(rng.choices(["<answer>", "</answer>", "a", " "], k=rng.randint(0, 9)))
+        found = re.findall(r"<answer>(.*?)</answer>", text)
+        assert last_answer_tag(text) == (found[-1].strip() if found else None)

@@ -361,6 +361,19 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         *(
             (
+                ["--oger.teacher_draw", "likeliest_answer", *flags],
+                "oger.teacher_draw likeliest_answer asks the policy about the teachers of groups that are graded, and "
+                f"{name} draws teachers elsewhere: leave it out, or use another oger.teacher_draw",
+            )
+            for name, flags in (
+                ("oger.n_prefix", ["--oger.n_prefix", "1", "--oger.max_replace_num", "0"]),
+                ("--no-oger.replace_after_rm", ["--no-oger.replace_after_rm", "--oger.replace_mode", "random"]),
+                ("oger.hint_share", ["--oger.hint_share", "0.5", "--rollout.max_new_tokens", "8"]),
+                ("oger.grader self", ["--oger.grader", "self"]),
+            )
+        ),
+        *(
+            (
                 [*flags, "--oger.use_history_samples", "--oger.history_enters", "--no-oger.replace_after_rm"]
                 + ["--oger.replace_mode", "random"],
                 "oger.history_enters with oger.n_prefix or without oger.replace_after_rm: the engine knows the end "

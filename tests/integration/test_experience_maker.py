@@ -444,6 +444,18 @@ def test_a_run_stops_where_engine_and_policy_part(controller, models, group):
         step(0.006)
 
 
+def test_the_engine_is_compared_on_what_it_has_written_behind_a_teachers_tokens(controller, models, rollout):
+    """One token of three, and none of the last row. A first step in which teachers wrote everything sets no limit."""
+    maker = controller("--oger.n_prefix=-1", "--oger.max_replace_num=0", "--oger.bonus_weight=0")
+    maker.make_experience_batch([rollout(text, guided=len(text) + 1) for text in TEXTS])
+    assert not [name for name in maker.current.metrics if name.startswith("vllm_")]
+    assert maker.engine_guard.limit is None
+    models.difference = dict(zip(TEXTS, (0.03, -0.01, 0.02, 50.0), strict=True))
+    maker.make_experience_batch([rollout(text, guided=2 if text != "gh" else 3) for text in TEXTS])
+    assert maker.current.metrics["vllm_logprob_difference"] == pytest.approx(0.02, rel=1e-4)
+    assert maker.current.metrics["vllm_logprob_limit"] == pytest.approx(3 * 0.02 + 0.002, rel=1e-4)
+
+
 def test_a_run_stops_where_too_many_rollouts_could_not_be_graded(rollout, tmp_path):
     samples = [rollout("a"), rollout("b", error="the verifier died"), rollout("c"), rollout("d")]
     stop_on_reward_errors(samples, 0.25, 3, tmp_path)

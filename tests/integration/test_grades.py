@@ -1,4 +1,4 @@
-"""Grades of rollouts in the controller: what graders read, what reaches the advantages, and what is refused before."""
+"""What the policy, or a teacher model, says of texts that it did not sample: grades of rollouts, teachers' answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from oger_recipe.checks.combinations import combination_problems
 from oger_recipe.checks.models import grader
 from oger_recipe.models.in_process import InProcess
 from oger_recipe.models.keys import WriterKeys
-from oger_recipe.pipeline.controller.grades import PolicyLikelihoods
+from oger_recipe.pipeline.controller.likelihoods import PolicyLikelihoods
 from oger_recipe.pipeline.policy.policy_actor import OgerPolicyModelActor
 from oger_recipe.rewards.place import Reply, StepPrompt
 from oger_recipe.teachers.store import Teacher
@@ -380,6 +380,96 @@ def test_a_policy_that_is_shown_what_it_sees_anyway_gives_itself_no_grade(
 def test_no_text_is_no_forward_pass(controller, actors) -> None:
     maker = controller(*NO_TEACHERS)
     assert PolicyLikelihoods(actors(), maker.split_rollout_samples, maker.args).log_probs([]) == []
+
+
+# ---- how likely teachers' answers are
+
+LIKELIEST = ["--oger.bonus_weight", "0", "--oger.replace_mode", "random", "--oger.teacher_draw", "likeliest_answer"]
+WRONG = dict.fromkeys(TEXTS, 0.0)
+ANSWERED = ("so #### 12", "well <answer>3</answer>.", "\\boxed{45}\n", "none\n  6 ", "")
+# p of each token by hand; (e^-1 + e^-2) / 2 = 0.25, e^-1.2 = 0.30, (e^-0.3 + e^-4) / 2 = 0.38, e^-1.3 = 0.27
+SAID = {"12": [-1.0, -2.0], "3": [-1.2], "45": [-0.3, -4.0], "6": [-1.3]}
+
+
+@pytest.fixture()
+def answers(letters, monkeypatch) -> Place:
+    made = Place(letters, SAID)
+    monkeypatch.setattr("oger_recipe.pipeline.controller.experience_maker.PolicyLikelihoods", lambda *_: made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("places", "drawn"), [("1", ["45"]), ("2", ["45", "3"]), ("4", ["45", "3", "6", "12"])], ids=["1", "2", "4"]
+)
+def test_teachers_enter_by_the_mean_probability_of_their_answer_after_their_reasoning(
+    controller, rollout, letters, answers, places, drawn
+) -> None:
+    teachers = {"u": demonstrations(letters, *ANSWERED)}
+    maker = controller(*LIKELIEST, "--oger.max_replace_num", places, teachers=teachers)
+    maker.make_experience_batch([rollout(*each) for each in WRONG.items()])
+    entered = [teacher.text for teacher in maker.current.batch.injected.values()]
+    assert entered == [next(text for text in ANSWERED if answer in text) for answer in drawn]
+    assert sorted(answers.asked) == [
+        (f"{PROMPT}\\boxed{{", "45"),
+        (f"{PROMPT}none\n  ", "6"),
+        (f"{PROMPT}so #### ", "12"),
+        (f"{PROMPT}well <answer>", "3"),
+    ]
+    assert answers.turns == ["open", "close"]
+    means = [sum(map(math.exp, log_probs)) / len(log_probs) for log_probs in SAID.values()]
+    assert maker.current.metrics["oger/answer_likelihood"] == pytest.approx(sum(means) / 4)
+    assert maker.current.metrics["timing/answer_likelihoods"] > 0
+
+
+def test_the_policy_is_asked_only_where_teachers_enter_and_not_all_of_them_do(
+    controller, rollout, letters, answers
+) -> None:
+    flags = ["--oger.teacher_gate", "0", "--oger.max_replace_num", "2"]
+    teachers = {uid: demonstrations(letters, *ANSWERED[:3]) for uid in "uv"}
+    teachers["w"] = demonstrations(letters, *ANSWERED[1:3])
+    maker = controller(*LIKELIEST, *flags, teachers=teachers)
+    earned = {(uid, text): float(uid == "v" and text == "ab") for uid in "vuwx" for text in TEXTS}
+    maker.make_experience_batch([rollout(text, one, uid=uid, prompt=f"{uid}?") for (uid, text), one in earned.items()])
+    # one of v is right, w has as many teachers as places, x has none
+    assert sorted(before[:2] for before, _ in answers.asked) == ["u?"] * 3
+    assert sorted(row // 4 for row in maker.current.batch.injected) == [1, 1, 2, 2]
+
+
+def test_without_a_group_to_ask_about_there_is_no_forward_pass(controller, rollout, letters, answers) -> None:
+    maker = controller(*LIKELIEST, teachers={"u": demonstrations(letters, "so 1")})
+    maker.make_experience_batch([rollout(*each) for each in WRONG.items()])
+    assert answers.turns == [] and len(maker.current.batch.injected) == 1
+    assert "oger/answer_likelihood" not in maker.current.metrics
+
+
+def test_a_teacher_that_the_policy_cannot_be_asked_about_comes_last(controller, rollout, letters, answers) -> None:
+    answers.said = SAID | {"45": Reply(error="not finite", cause="answer")}
+    maker = controller(*LIKELIEST, teachers={"u": demonstrations(letters, ANSWERED[2], ANSWERED[4], ANSWERED[0])})
+    maker.make_experience_batch([rollout(*each) for each in WRONG.items()])
+    assert [teacher.text for teacher in maker.current.batch.injected.values()] == [ANSWERED[0]]
+    answers.said = dict.fromkeys(SAID, Reply(error="its process died"))
+    with pytest.raises(SourceFailed, match="oger.teacher_draw likeliest_answer: its process died"):
+        maker.make_experience_batch([rollout(*each) for each in WRONG.items()])
+
+
+@pytest.mark.parametrize("micro_batch", ["1", "3"])
+def test_the_likeliest_answer_is_that_of_direct_forward_passes(
+    controller, rollout, letters, tiny, actors, micro_batch
+) -> None:
+    written = {"so #### ": "12", "well <answer>": "31", "\\boxed{": "-7", "é, then\n": "8*2"}
+    ends = ("", "</answer>", "}", "")
+    means = {}
+    for (before, answer), end in zip(written.items(), ends, strict=True):
+        (whole,) = texts(letters, [(PROMPT + before, answer)])  # with the end of sequence a token more
+        means[before + answer + end] = direct(tiny, whole)[:-1].exp().mean().item()
+    flags = ["--oger.max_replace_num", "3", f"--rollout.micro_batch_size={micro_batch}"]
+    maker = controller(*LIKELIEST, *flags, teachers={"u": demonstrations(letters, *means)})
+    maker.actor_model_group = maker.likelihoods._place._group = actors()
+    maker.engine_guard = SimpleNamespace(compare=lambda *_: {})  # its engine says -0.5 of every token
+    maker.make_experience_batch([rollout(*each) for each in WRONG.items()])
+    assert maker.current.metrics["oger/answer_likelihood"] == pytest.approx(sum(means.values()) / 4, rel=1e-5)
+    likeliest = sorted(means, key=means.__getitem__, reverse=True)[:3]
+    assert [teacher.text for teacher in maker.current.batch.injected.values()] == likeliest
 
 
 # ---- before a run

@@ -55,7 +55,7 @@ def without_models(value: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_method_has_a_twin() -> None:
     methods = {"oger_paper", "oger", "luffy", "grpo", "sft_then_rl", "hpt", "chord", "srft", "questa"}
-    methods |= {"oat_gsm8k_ppo", "oat_countdown_grpo", "uft", "prefix_rft", "exgrpo", "rlep"}
+    methods |= {"oat_gsm8k_ppo", "oat_countdown_grpo", "uft", "prefix_rft", "exgrpo", "rlep", "ampo"}
     methods |= {"self_distillation", "distillation"}
     of_steps = {"openr_math_appo", "openr_math_grpo", "openr_math_tppo", "process_rloo"}
     assert methods | of_steps | {"grm_multi_rm"} <= set(TWINS)

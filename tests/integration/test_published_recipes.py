@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from replay import CASES, replayed
+from doubles import Recorded
+from replay import CASES, HERE, replayed
+from transformers import AutoTokenizer
 
 from oger_recipe.base.files import read_jsonl
 
@@ -132,6 +134,42 @@ def test_from_the_second_episode_on_exgrpos_twin_trains_on_the_policys_own_succe
                 [row["reward"] - mean for row in trained], abs=1e-6
             )
     assert entered >= 3
+
+
+def test_ampos_twin_lets_teachers_in_where_nobody_is_right_whose_answers_are_likeliest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = ["--oger.prompts_per_update=3", "--oger.total_training_steps=2", "--rollout.temperature=0.6"]
+    monkeypatch.setitem(CASES, "ampo_cpu", ("ampo_cpu", "group", sizes))
+    replayed("ampo_cpu", tmp_path)
+    recorded, tokenizer = Recorded(HERE / "inputs" / "group.npz"), AutoTokenizer.from_pretrained(HERE / "policy")
+    known = {row["prompt"]: [each["text"] for each in row["teachers"]] for row in recorded.rows}
+
+    def likelihood(prompt: str, text: str) -> float:
+        """The mean of p over the tokens between the tags, each of which is a token as well."""
+        before, behind = tokenizer.encode(prompt), [*tokenizer.encode(text), tokenizer.eos_token_id]
+        log_probs = recorded.said("log_probs", [*before, *behind]).tolist()
+        opens, closes = (behind.index(*tokenizer.encode(tag)) for tag in ("<answer>", "</answer>"))
+        return fmean(np.exp(log_probs[opens + 1 : closes]))
+
+    chosen = 0
+    for step in (1, 2):
+        for rows in _groups(tmp_path, step).values():
+            prompt = rows[0]["prompt"]
+            (teachers,) = [texts for asked, texts in known.items() if asked in prompt]
+            entered = [row["text"] for row in rows if "source" in row]
+            trained = [row for row in rows if not row.get("replaced")]
+            if any(row["score"] for row in rows if "source" not in row) or not teachers:
+                assert not entered
+                continue
+            likeliest = sorted(teachers, key=lambda text: likelihood(prompt, text), reverse=True)
+            assert sorted(entered) == sorted(likeliest[:2]) and len(trained) == 8
+            chosen += len(teachers) > 2
+            mean = fmean(row["reward"] for row in trained)
+            assert [row["advantage"] for row in trained] == pytest.approx(
+                [row["reward"] - mean for row in trained], abs=1e-6
+            )
+    assert chosen >= 2
 
 
 def test_rleps_twin_adds_successes_to_the_rollouts_its_own_where_the_data_has_none(

@@ -23,6 +23,7 @@ OPTIONS = {
         # Less than a letter: the recorded answers are to prompts without hints.
         "--oger.hint_share=0.001", "--oger.shown_template={question}{teacher}",
     ],
+    "oger_cpu with options": ["--oger.teacher_draw=likeliest_answer"],
     "luffy_cpu with options": ["--oger.sft_loss_schedule=linear", "--algo.advantage.is_correction_level=token"],
 }  # fmt: skip
 # Every kind of source that writes numbers about a step. The models are untrained, and no judge's verdict can be read.

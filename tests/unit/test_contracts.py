@@ -203,8 +203,8 @@ LENGTHS = [30, 10, 20, 10, 50]
 
 def _draw(mode: str, count: int, seed: int = 0, turn: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    weights = {"r1": 3.0, "base": 8.0}
-    return draw_teachers(SOURCES, LENGTHS, count=count, mode=mode, generator=generator, weights=weights, turn=turn)
+    known = {"weights": {"r1": 3.0, "base": 8.0}, "likelihoods": [0.3, 0.1, 0.9, None, 0.5]}
+    return draw_teachers(SOURCES, LENGTHS, count=count, mode=mode, generator=generator, turn=turn, **known)
 
 
 @pytest.mark.parametrize("mode", DRAWS)

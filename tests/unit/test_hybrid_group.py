@@ -171,6 +171,13 @@ def test_teachers_of_the_lowest_entropy_come_first_and_those_without_one_last() 
     assert draw("lowest_entropy", 2) == [0, 1]
 
 
+def test_teachers_whose_answers_are_likeliest_come_first_and_those_not_asked_about_last() -> None:
+    likelihoods = [0.3, None, 0.9, 0.3, 0.0]
+    assert draw("likeliest_answer", 5, likelihoods=likelihoods) == [2, 0, 3, 4, 1]
+    assert draw("likeliest_answer", 2, likelihoods=likelihoods) == [2, 0]
+    assert draw("likeliest_answer", 2) == [0, 1]
+
+
 def test_round_robin_goes_through_the_sorted_sources_from_its_turn_on() -> None:
     # base: 3; gpt: 1, 4; r1: 0, 2
     assert draw("round_robin", 5) == [3, 1, 4, 0, 2]
@@ -213,7 +220,7 @@ def test_a_weight_of_zero_excludes_even_when_too_few_are_left() -> None:
     assert sorted(draw("source_weights", 5)) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("mode", ["shortest", "round_robin", "lowest_entropy"])
+@pytest.mark.parametrize("mode", ["shortest", "round_robin", "lowest_entropy", "likeliest_answer"])
 def test_draws_without_chance_leave_the_generator_alone(mode: str) -> None:
     generator = torch.Generator().manual_seed(0)
     before = generator.get_state()
@@ -226,10 +233,12 @@ def test_wrong_draws_are_refused() -> None:
         draw("longest", 1)
     with pytest.raises(ValueError, match="-1"):
         draw("uniform", -1)
-    with pytest.raises(ValueError, match="5 sources, 4 lengths and 5 entropies"):
+    with pytest.raises(ValueError, match="5 sources, 4 lengths, 5 entropies and 5 likelihoods"):
         draw_teachers(SOURCES, LENGTHS[:4], count=1, mode="uniform", generator=torch.Generator())
-    with pytest.raises(ValueError, match="5 sources, 5 lengths and 1 entropies"):
+    with pytest.raises(ValueError, match="5 sources, 5 lengths, 1 entropies and 5 likelihoods"):
         draw("lowest_entropy", 1, entropies=[0.5])
+    with pytest.raises(ValueError, match="5 sources, 5 lengths, 5 entropies and 6 likelihoods"):
+        draw("likeliest_answer", 1, likelihoods=[0.5] * 6)
     for weight in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="finite and 0 or more"):
             draw("source_weights", 1, weights={"gpt": weight})

@@ -37,7 +37,7 @@ from oger_recipe.models.places import likelihoods_of
 from oger_recipe.models.tokens import window_of
 from oger_recipe.pipeline.controller import nonfinite
 from oger_recipe.pipeline.controller.credit_by_steps import advantages_of_steps, credit_by_steps
-from oger_recipe.pipeline.controller.grades import Grader, PolicyLikelihoods, add_grades
+from oger_recipe.pipeline.controller.grades import Grader, add_grades
 from oger_recipe.pipeline.controller.guards import EngineGuard, say_no_advantage, share_read, stop_on_reward_errors
 from oger_recipe.pipeline.controller.hybrid_batch import (
     make_hybrid,
@@ -46,6 +46,7 @@ from oger_recipe.pipeline.controller.hybrid_batch import (
     texts_of,
     uid_of,
 )
+from oger_recipe.pipeline.controller.likelihoods import AnswerLikelihoods, PolicyLikelihoods
 from oger_recipe.pipeline.controller.metrics import metrics_of
 from oger_recipe.pipeline.controller.reward_sources import RewardSources
 from oger_recipe.pipeline.controller.samples import sample_lines
@@ -92,6 +93,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         surroundings = replace(surroundings, told=self._replies_came)
         self.reward_sources = RewardSources(surroundings, self.run_dir, self.args.algo.advantage.estimator)
         self.grader = self._grader(surroundings)
+        self.likelihoods: AnswerLikelihoods | None = None
+        if settings.teachers.teacher_draw == "likeliest_answer":
+            self.likelihoods = AnswerLikelihoods(self._policy_likelihoods(), self.tokenizer)
         self.engines.start()
         self.engine_guard = EngineGuard(
             guards.max_logprob_difference, top_p=rollout.top_p, top_k=settings.rollouts.top_k
@@ -113,12 +117,15 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         if settings.grader == OFF:
             return None
         if settings.shows_teachers:
-            place: Likelihoods = PolicyLikelihoods(self.actor_model_group, self.split_rollout_samples, self.args)
+            place: Likelihoods = self._policy_likelihoods()
             window = window_of(WriterKeys(model=self.args.actor.model_name_or_path))
         else:
             place = likelihoods_of(settings.models[0], surroundings)
         seed = self.args.train.seed
         return Grader(settings, self.settings.teachers, place, self.store, self.tokenizer, window=window, seed=seed)
+
+    def _policy_likelihoods(self) -> PolicyLikelihoods:
+        return PolicyLikelihoods(self.actor_model_group, self.split_rollout_samples, self.args)
 
     def _note(self, text: str) -> None:
         run_folder.event(self.run_dir, "note", step=self.step, text=f"note: {text}")
@@ -164,6 +171,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         step.metrics = (
             step.of_engine
             | step.of_grader
+            | step.batch.of_answers
             | self.dropped
             | nonfinite.counts(step)
             | {"oger/bonus_weight": step.bonus_weight}
@@ -196,7 +204,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             step_rule=settings.steps.rule if cuts else None,
         )
         seed = self.args.train.seed
-        batch = make_hybrid(rollouts, self.store, self.measure, self.history, settings.teachers, seed, self.step)
+        batch = make_hybrid(
+            rollouts, self.store, self.measure, self.history, settings.teachers, seed, self.step, self.likelihoods
+        )
         bonus_weight = self.reward_sources.bonus_weight(self.step, self.planned_steps)
         bad = {kind: torch.zeros(len(samples), dtype=torch.bool) for kind in nonfinite.KINDS}
         if self.measure is not None:
@@ -271,8 +281,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             engine, experience.rollout_log_probs = experience.rollout_log_probs, None
             finite = ~step.nonfinite[nonfinite.LOG_PROBS][experience.index].unsqueeze(1)
             own = experience.action_mask.bool() & finite & ~teachers_tokens(experience)
-            untaught = ~step.batch.is_teacher[experience.index].unsqueeze(1)
-            deltas.append((engine - experience.action_log_probs)[own & untaught])
+            deltas.append((engine - experience.action_log_probs)[own])
             if self.correction is not None:
                 weighed.append(self.correction.of(experience.action_log_probs, engine, own))
                 experience.engine_weights = weighed[-1].weight

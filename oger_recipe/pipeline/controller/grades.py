@@ -4,11 +4,9 @@ advantages (algorithm/grades.py)."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from torch import Tensor
@@ -17,7 +15,6 @@ from oger_recipe.algorithm.grades import grade_tokens
 from oger_recipe.base.errors import SourceFailed
 from oger_recipe.base.seeds import stable_seed
 from oger_recipe.models.asking import ask_about
-from oger_recipe.models.likelihood import likelihood_reply
 from oger_recipe.models.tokens import plain_tokens
 from oger_recipe.pipeline.controller import nonfinite
 from oger_recipe.pipeline.controller.training_step import TrainingStep
@@ -27,60 +24,6 @@ from oger_recipe.settings.grades import GradeSettings
 from oger_recipe.settings.teachers import TeacherSettings
 from oger_recipe.teachers.draw import draw, may_enter
 from oger_recipe.teachers.store import Teacher, TeacherStore
-
-Cut = Callable[[list[Experience]], list[Experience]]  # rows into padded micro-batches, with their ``index``
-
-
-class PolicyLikelihoods:
-    """The policy as it stands, as a place that says how likely it finds given texts (rewards/place.py, Likelihoods).
-
-    They take the way of the rollouts' own log-probabilities: the same micro-batches, actors and temperature.
-    """
-
-    def __init__(self, group: Any, cut: Cut, args: Any) -> None:
-        """``group``: OpenRLHF's group of the policy's actors; ``cut``: cuts rows as those of a step."""
-        self._group, self._cut, self._frees = group, cut, args.train.colocate_all
-        self._copies = args.ds.ring_attn_size * args.ds.tensor_parallel_size
-        self._ranks = args.actor.num_nodes * args.actor.num_gpus_per_node // self._copies
-
-    def open(self) -> None:
-        pass
-
-    def close(self) -> None:
-        if self._frees:
-            ray.get(self._group.async_run_method(method_name="empty_cache"))
-
-    def log_probs(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
-        if not prompts:
-            return []
-        # Ranks wait for each other, so they get equally many rows: copies of the shortest make up for those that lack.
-        shortest = min(prompts, key=lambda prompt: len(prompt.tokens))
-        rows = [*prompts, *[shortest] * (-len(prompts) % self._ranks)]
-        batches = self._cut([_sample(prompt) for prompt in rows])
-        of_ranks = self._group.async_run_method_batch(
-            method_name="forward",
-            sequences=[batch.sequences for batch in batches],
-            action_mask=[batch.action_mask for batch in batches],
-            attention_mask=[batch.attention_mask for batch in batches],
-        )
-        found: dict[int, Reply] = {}
-        answers = chain.from_iterable(ray.get(of_ranks)[:: self._copies])
-        for batch, (log_probs, *_) in zip(batches, answers, strict=True):
-            for place, row in enumerate(batch.index):
-                numbers = log_probs[place][batch.action_mask[place].bool()]
-                found[row] = likelihood_reply(rows[row], numbers.tolist())
-        return [found[row] for row in range(len(prompts))]
-
-
-def _sample(prompt: StepPrompt) -> Experience:
-    """Make a row of OpenRLHF's, [1, T], whose actions are the tokens behind the prompt's first end."""
-    sequences = torch.tensor([prompt.tokens])
-    action_mask = torch.zeros_like(sequences)[:, 1:]
-    action_mask[:, prompt.ends[0] :] = 1
-    total = torch.tensor([float(sequences.shape[1])])
-    return Experience(
-        sequences=sequences, attention_mask=torch.ones_like(sequences), action_mask=action_mask, total_length=total
-    )
 
 
 class Grader:

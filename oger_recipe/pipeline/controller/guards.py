@@ -119,11 +119,15 @@ class EngineGuard:
         self.limit = limit if self.limit is None else self.limit
 
     def compare(self, delta: torch.Tensor, step: int) -> dict[str, float]:
-        """Return the step's metrics. ``delta`` [tokens]: the engine's log-probabilities of its own, less the policy's.
+        """Return the step's metrics, none for a step without tokens: teachers began all rollouts and ended them.
+
+        ``delta`` [tokens]: the engine's log-probabilities of its own tokens, less the policy's.
 
         Raises RuntimeError when they show that the engine samples with other weights. A limit of None is set by the
-        run's first step, where weights are equal and differences are rounding.
+        first step with tokens to compare: in a run's first one weights are equal and differences are rounding.
         """
+        if not len(delta):
+            return {}
         agreement = Agreement.of(delta, top_p=self._top_p, top_k=self._top_k)
         stale = agreement.is_stale(self.limit)
         if self.limit is None:
@@ -138,7 +142,7 @@ class EngineGuard:
         return {
             "vllm_logprob_difference": agreement.difference,
             "vllm_logprob_limit": self.limit,
-            "vllm_kl": delta.mean().item() if len(delta) else 0.0,
+            "vllm_kl": delta.mean().item(),
         }
 
 

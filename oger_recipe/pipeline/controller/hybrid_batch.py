@@ -13,8 +13,9 @@ from oger_recipe.base.seeds import stable_seed
 from oger_recipe.embedding.similarity import Similarity
 from oger_recipe.grading.rules import is_repetitive, travelled
 from oger_recipe.grading.verdict import Graded, Verdict
+from oger_recipe.pipeline.controller.likelihoods import AnswerLikelihoods
 from oger_recipe.pipeline.controller.training_step import HybridBatch, Rollouts
-from oger_recipe.pipeline.experiences import response_tokens, with_step_index
+from oger_recipe.pipeline.experiences import prompt_tokens, response_tokens, with_step_index
 from oger_recipe.rewards.sources import Group
 from oger_recipe.settings.teachers import TeacherSettings
 from oger_recipe.teachers.draw import History, draw, may_enter
@@ -77,8 +78,10 @@ def make_hybrid(
     settings: TeacherSettings,
     seed: int,
     step: int,
+    likelihoods: AnswerLikelihoods | None = None,
 ) -> HybridBatch:
-    """Replace rollouts by teachers' trajectories. Without a measure similarities are nan.
+    """Replace rollouts by teachers' trajectories. Without a measure similarities are nan. ``likelihoods``: asked about
+    the teachers of groups in which not all of them find a place.
 
     What is drawn for a prompt follows from the seed, its uid and the step: not from the order in which groups arrive.
     """
@@ -89,11 +92,22 @@ def make_hybrid(
     rule = ALL_CORRECT_GROUPS[settings.all_correct_group]
     own = [history.teachers(uid) if history and settings.history_enters else [] for uid in rollouts.uids]
     entering = [may_enter([*given, *earlier], settings) for given, earlier in zip(teachers, own, strict=True)]
+    taught = [
+        group
+        for group, members in enumerate(entering)
+        if members and may_replace(settings, int(right[group]) / rollouts.size)
+    ]
+    of_answers: dict[str, float] = {}
+    if likelihoods is not None:
+        compared = [group for group in taught if len(entering[group]) > settings.max_replace_num]
+        prompts = [prompt_tokens(rollouts.samples[group * rollouts.size]).tolist() for group in compared]
+        told, of_answers = likelihoods.of([*zip(prompts, (entering[group] for group in compared), strict=True)])
+        for group, members in zip(compared, told, strict=True):
+            entering[group] = members
     injected: dict[int, Teacher] = {}
-    for group, members in enumerate(entering):
-        if members and may_replace(settings, int(right[group]) / rollouts.size):
-            generator = torch.Generator().manual_seed(stable_seed(seed, rollouts.uids[group], step))
-            injected |= _injected(rollouts, similarity[group], group, members, settings, generator, step)
+    for group in taught:
+        generator = torch.Generator().manual_seed(stable_seed(seed, rollouts.uids[group], step))
+        injected |= _injected(rollouts, similarity[group], group, entering[group], settings, generator, step)
     samples, rewards, scores, is_teacher = _with_teachers(rollouts, injected)
     return HybridBatch(
         samples,
@@ -108,6 +122,7 @@ def make_hybrid(
         teachers,
         prompts_without_teacher=sum(not members for members in entering),
         steps=_steps(rollouts, injected),
+        of_answers=of_answers,
     )
 
 
@@ -222,11 +237,10 @@ def reward_groups(
 
 def teacher_experience(rollout: Experience, teacher: Teacher) -> Experience:
     """Put the teacher's trajectory behind the rollout's prompt, [1, T], with the rollout's fields and info keys."""
-    prompt_length = int(rollout.action_mask[0].long().argmax()) + 1
-    response = torch.tensor(teacher.tokens)
-    sequences = torch.cat([rollout.sequences[0, :prompt_length], response]).unsqueeze(0)
+    prompt, response = prompt_tokens(rollout), torch.tensor(teacher.tokens)
+    sequences = torch.cat([prompt, response]).unsqueeze(0)
     action_mask = torch.zeros_like(sequences)[:, 1:]
-    action_mask[:, prompt_length - 1 :] = 1
+    action_mask[:, len(prompt) - 1 :] = 1
     info = {key: torch.zeros_like(value) for key, value in rollout.info.items()}
     info["reward"], info["score"] = torch.tensor([teacher.reward]), torch.tensor([teacher.score])
     info["off_policy_tokens"] = torch.tensor([float(len(response))])

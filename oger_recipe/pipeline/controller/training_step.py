@@ -55,6 +55,7 @@ class HybridBatch:
     teachers: list[list[Teacher]]  # of each group's prompt
     prompts_without_teacher: int
     steps: list[list[str]] = field(default_factory=list)  # as those of Rollouts, of the rows that are trained
+    of_answers: dict[str, float] = field(default_factory=dict)  # metrics: how likely teachers' answers are
 
 
 @dataclass

@@ -38,8 +38,16 @@ class Recorded:
                 self._sampled[tuple(each["prompt"])].append(each["response"])
 
     def said(self, name: str, tokens: list[int]) -> torch.Tensor:
-        """[response tokens] of the trajectory with these tokens, its prompt's included."""
-        return self._said[name][self._trajectory[tuple(tokens)]]
+        """[response tokens] of the trajectory with these tokens, its prompt's included, or of one that begins so: what
+        is behind tokens does not change what is said of them."""
+        known = tuple(tokens)
+        if known in self._trajectory:
+            return self._said[name][self._trajectory[known]]
+        begun = {whole: row for whole, row in self._trajectory.items() if whole[: len(known)] == known}
+        if not begun:
+            raise KeyError(known)
+        whole, row = next(iter(begun.items()))
+        return self._said[name][row][: len(known) - len(whole)]
 
     def next_response(self, prompt: list[int]) -> list[int]:
         """In the order in which they were sampled, and then from the first one again."""
@@ -101,7 +109,7 @@ class Model:
         values = torch.zeros(self._mask.shape)
         for row, tokens in enumerate(self._rows):
             if self._mask[row].any():
-                values[row, self._mask[row]] = self._recorded.said(name, tokens)
+                values[row, self._mask[row]] = self._recorded.said(name, tokens)[-int(self._mask[row].sum()) :]
         return values.requires_grad_(self._trains)
 
     def backward(self, loss: torch.Tensor) -> None:
