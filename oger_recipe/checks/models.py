@@ -94,6 +94,7 @@ _TEXT = "Let $x = 12.5$; then \\frac{x}{3} = 4.17.\n\n<think>Wait, (3+5)*12 = 96
 def grader(job: Job) -> Found:
     """Check whether the teacher model has the policy's tokens, and whether what the grader reads fits its window."""
     from oger_recipe.models.keys import WriterKeys
+    from oger_recipe.models.server import window_at
     from oger_recipe.models.tokens import load_tokenizer, plain_tokens, window_of
 
     settings, longest = OgerSettings.of(job.value), job.value["data.max_len"]
@@ -118,7 +119,7 @@ def grader(job: Job) -> Found:
         except RecipeError as error:
             yield Finding(PROBLEM, str(error))
             continue
-        known, window = theirs.get_vocab(), window_of(model)
+        known, window = theirs.get_vocab(), window_at(model) if model.runs_on == "server" else window_of(model)
         other = [token for token, number in ours.get_vocab().items() if known.get(token) != number]
         if other or plain_tokens(ours, _TEXT) != plain_tokens(theirs, _TEXT):
             what = f"{len(other):,} tokens have another id there, or none" if other else "they cut texts differently"
@@ -128,7 +129,7 @@ def grader(job: Job) -> Found:
                 "and a grader reads the tokens that the policy sampled: use a "
                 "model of the policy's family",
             )
-        elif window is not None and window < longest + (model.runs_on == "engine"):
+        elif window is not None and window < longest + (model.runs_on != "in_process"):
             yield Finding(
                 WARNING,
                 f"{GRADE_MODEL}: {model.model} reads {window:,} tokens in all, and a row may have {longest:,} "

@@ -12,12 +12,12 @@ from oger_recipe.base import hub
 from oger_recipe.base.imports import is_installed
 from oger_recipe.base.secrets import WANDB_KEY
 from oger_recipe.checks.job import OK, PROBLEM, WARNING, Finding, Found, Job
+from oger_recipe.checks.machine import where_named
 from oger_recipe.checks.settings import reward_models
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.embedding.settings import PACKAGED_MODEL
 from oger_recipe.evaluation.benchmarks import BENCHMARKS
 from oger_recipe.lab.built_in_models import PRMS
-from oger_recipe.rewards.kinds.entries import models_of
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.run import TRACKERS
 
@@ -102,14 +102,14 @@ def embedding_server(job: Job) -> Found:
 def judge_servers(job: Job) -> Found:
     from oger_recipe.models.server import probe
 
-    for name, keys in models_of(OgerSettings.of(job.value).reward.sources):
+    for name, keys in OgerSettings.of(job.value).models:
         if keys.runs_on != "server":
             continue
         try:
             yield Finding(OK, f"{name}: {probe(keys)}")
         except ValueError as error:
             what_to_do = "start it (`oger serve-judge` starts one), or correct url and model"
-            yield Finding(PROBLEM, f"oger.reward.sources, {name}: {error}; {what_to_do}")
+            yield Finding(PROBLEM, f"{where_named(name)}: {error}; {what_to_do}")
 
 
 def wandb(job: Job) -> Found:

@@ -23,20 +23,23 @@ _AT_A_TIME = 1024  # prompts, whose replies are then kept: a command that is kil
 
 def place_of(keys: ModelKeys, surroundings: Surroundings) -> Place:
     """Make the place that an entry names, behind the cache of replies where there is one."""
-    makers: dict[str, Callable[[ModelKeys], Place]] = {
-        "server": lambda keys: ServerPlace(keys, told=surroundings.told),
-        "in_process": lambda keys: InProcess(keys, told=surroundings.told),
-        "engine": surroundings.engine,
-    }
-    place = surroundings.around(keys, makers[keys.runs_on](keys))
+    place = surroundings.around(keys, _opened_by(surroundings)[keys.runs_on](keys))
     return Cached(place, keys, surroundings.cache) if surroundings.cache is not None and keys.cache else place
 
 
 def likelihoods_of(keys: ModelKeys, surroundings: Surroundings) -> Likelihoods:
-    """Make the place of a model that says how likely it finds given texts: this process, or an engine of the run."""
-    place = InProcess(keys, told=surroundings.told) if keys.runs_on == "in_process" else surroundings.engine(keys)
+    """Make the place that an entry names, of a model that says how likely it finds given texts."""
+    place = _opened_by(surroundings)[keys.runs_on](keys)
     assert isinstance(place, Likelihoods)
     return place
+
+
+def _opened_by(surroundings: Surroundings) -> dict[str, Callable[[ModelKeys], Place]]:
+    return {
+        "server": lambda keys: ServerPlace(keys, told=surroundings.told),
+        "in_process": lambda keys: InProcess(keys, told=surroundings.told),
+        "engine": surroundings.engine,
+    }
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """A reward model behind a server with OpenAI's interface: vLLM, SGLang and others.
 
-Judges are asked by POST {url}/completions or {url}/chat/completions. Heads are asked by vLLM's /classify or /pooling,
-which lie beside /v1, or by SGLang's {url}/embeddings, where a reward model answers with its number as the embedding.
+Judges are asked by POST {url}/completions or {url}/chat/completions; vLLM's {url}/completions also says how likely the
+model finds given tokens. Heads are asked by vLLM's /classify or /pooling, which lie beside /v1, or by SGLang's
+{url}/embeddings, where a reward model answers with its number as the embedding.
 Every prompt is a request of its own, so that an answer is that prompt's whatever order answers come in.
 """
 
@@ -23,6 +24,7 @@ import torch
 from oger_recipe.base.endpoint import Endpoint, Failed, api_key, checked_address
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.models.keys import ModelKeys
+from oger_recipe.models.likelihood import likelihood_reply
 from oger_recipe.models.step_models import step_reply
 from oger_recipe.rewards.place import Reply, Sampling, StepPrompt, Told
 from oger_recipe.rewards.sources import ANSWER, OVERFLOW
@@ -108,6 +110,12 @@ class ServerPlace:
         asked = {"model": self._keys.model, "task": "token_classify", "use_activation": False}
         bodies = [asked | {"input": list(prompt.tokens)} for prompt in prompts]
         return self._answers([_Question("/pooling", self._steps(prompt), beside=True) for prompt in prompts], bodies)
+
+    def log_probs(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        """Ask for the log-probability of each token behind the first of a prompt's ends, which vLLM's server gives."""
+        asked = {"model": self._keys.model, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        bodies = [asked | {"prompt": list(prompt.tokens)} for prompt in prompts]
+        return self._answers([_Question("/completions", _log_probs(prompt)) for prompt in prompts], bodies)
 
     def _steps(self, prompt: StepPrompt) -> Callable[[Any], Reply]:
         """Return a reader of step scores."""
@@ -238,6 +246,27 @@ def _number(name: str) -> Callable[[Any], Reply]:
         if index != 0 or not math.isfinite(value):
             raise Failed(f"the answer to input 0 is {value} for input {index}")
         return Reply(value=value)
+
+    return read
+
+
+def _log_probs(prompt: StepPrompt) -> Callable[[Any], Reply]:
+    """Return a reader of the log-probabilities of a prompt's own tokens: a mapping from each token's number."""
+
+    def read(answer: Any) -> Reply:
+        try:
+            (choice,) = answer["choices"]
+            given = _list(choice["prompt_logprobs"])
+            if len(given) != len(prompt.tokens):
+                raise ValueError(f"{len(given)} of {len(prompt.tokens)} tokens")
+            places = range(prompt.ends[0] + 1, prompt.ends[-1] + 1)
+            found = [float(given[place][str(prompt.tokens[place])]["logprob"]) for place in places]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Failed(
+                f"the answer has no log-probabilities of the prompt's tokens ({type(error).__name__}: {error}); "
+                "vLLM's server gives them"
+            ) from None
+        return likelihood_reply(prompt, found)
 
     return read
 

@@ -8,15 +8,18 @@ from typing import Any, ClassVar
 from oger_recipe.algorithm.exploration import SCHEDULES, scheduled_weight
 from oger_recipe.algorithm.grades import DIVERGENCES
 from oger_recipe.base.ranges import COUNT, POSITIVE, WEIGHT
-from oger_recipe.models.keys import WriterKeys
+from oger_recipe.models.keys import OF_A_MODEL_HERE, OF_A_SERVER, WriterKeys
+from oger_recipe.rewards.place import Likelihoods, Place, Reply, StepPrompt
 from oger_recipe.settings.fields import Section, need, setting
 
 OFF, SELF, MODEL = "off", "self", "model"
 GRADERS = (OFF, SELF, MODEL)
 GRADE_MODEL = "oger.grade_model"
+_OF_OTHER_QUESTIONS = ("api", "head")  # keys that say how else a server is asked
 _KEYS = (
-    "model", "revision", "place", "url", "tensor_parallel_size", "gpu_memory_utilization", "max_model_len", "dtype",
-)  # fmt: skip
+    *("model", "revision", "tokenizer", "place", "url"),
+    *(name for name in (*OF_A_SERVER, *OF_A_MODEL_HERE) if name not in _OF_OTHER_QUESTIONS),
+)
 _GRADED = need("oger.grader", *(name for name in GRADERS if name != OFF))
 _SCHEDULED = (_GRADED, need("oger.grade_schedule", *(name for name in SCHEDULES if name != "constant")))
 
@@ -25,6 +28,16 @@ def _model(item: Any) -> dict[str, Any]:
     if not isinstance(item, Mapping) or not isinstance(item.get("model"), str):
         raise ArgumentTypeError("a list of one mapping with a model, such as [{model: Qwen/Qwen2.5-Math-7B-Instruct}]")
     return dict(item)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraderKeys(WriterKeys):
+    """A model that says how likely it finds the tokens of rollouts."""
+
+    def try_out(self, place: Place) -> Reply:
+        assert isinstance(place, Likelihoods)
+        (reply,) = place.log_probs([StepPrompt((0, 1), (0, 1))])
+        return reply
 
 
 @dataclass(frozen=True)
@@ -40,8 +53,8 @@ class GradeSettings(Section):
     )
     grade_model: tuple[Mapping[str, Any], ...] = setting(
         (),
-        "the teacher model, a list of one mapping with the keys of a judge's model: model, place (engine or "
-        "in_process), revision, dtype, ...; on the command line a JSON list",
+        "the teacher model, a list of one mapping with the keys of a judge's model: model, place, revision, dtype, "
+        "..., or the url of a vLLM server and the tokenizer of its model; on the command line a JSON list",
         read=_model,
         needs=need("oger.grader", MODEL),
     )
@@ -80,11 +93,11 @@ class GradeSettings(Section):
         return self.grader == SELF
 
     @property
-    def models(self) -> tuple[WriterKeys, ...]:
+    def models(self) -> tuple[GraderKeys, ...]:
         """The keys of the teacher model; none where there is none, or they are invalid."""
         if self.grader != MODEL or [*self.model_problems()]:
             return ()
-        return tuple(WriterKeys.of(entry) for entry in self.grade_model)
+        return tuple(GraderKeys.of(entry) for entry in self.grade_model)
 
     def model_problems(self) -> Iterator[str]:
         """Yield a sentence for each mistake in oger.grade_model."""
@@ -94,12 +107,12 @@ class GradeSettings(Section):
             for name in entry:
                 if name not in _KEYS:
                     yield f"{GRADE_MODEL}: key {name!r} is unknown; known: {', '.join(_KEYS)}"
-            wrong = [*WriterKeys.problems({name: entry[name] for name in entry if name in _KEYS})]
+            wrong = [*GraderKeys.problems({name: entry[name] for name in entry if name in _KEYS})]
             yield from (f"{GRADE_MODEL}: {problem}" for problem in wrong)
-            if not wrong and WriterKeys.of(entry).runs_on == "server":
+            if not wrong and "url" in entry and "tokenizer" not in entry:
                 yield (
-                    f"{GRADE_MODEL}: a grader runs in an engine of the run or in this process: servers share no API "
-                    "for the likelihood of given tokens; leave out url"
+                    f"{GRADE_MODEL}: a server's name for a model says nothing of its tokens: add tokenizer, the "
+                    "folder or hub name of that model"
                 )
 
     def weight_at(self, step: int, planned_steps: int) -> float:

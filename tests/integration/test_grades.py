@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from doubles import Strategy
+from judge_server import Server
 from openrlhf.models.actor import Actor
 from openrlhf.trainer.ray import ppo_actor
 from transformers import AutoConfig, AutoTokenizer
@@ -482,7 +483,15 @@ def test_the_likeliest_answer_is_that_of_direct_forward_passes(
         (["--oger.grader", "model", "--oger.grade_model", '[{"model": "a"}, {"model": "b"}]'], "needs one model"),
         (
             ["--oger.grader", "model", "--oger.grade_model", '[{"model": "a", "url": "http://h:1/v1"}]'],
-            "oger.grade_model: a grader runs in an engine of the run or in this process",
+            "oger.grade_model: a server's name for a model says nothing of its tokens: add tokenizer",
+        ),
+        (
+            ["--oger.grader", "model", "--oger.grade_model", '[{"model": "a", "concurrency": 2}]'],
+            "oger.grade_model: concurrency is for a server: give a url, or leave it out",
+        ),
+        (
+            ["--oger.grader", "model", "--oger.grade_model", '[{"model": "a", "head": "pooling"}]'],
+            "oger.grade_model: key 'head' is unknown; known: model, revision",
         ),
         (
             ["--oger.grader", "model", "--oger.grade_model", '[{"model": "a", "plugin": "binary"}]'],
@@ -508,12 +517,25 @@ def test_a_model_is_named_by_a_mapping(parser) -> None:
 
 @pytest.fixture()
 def found(parser, tiny):
-    def of(model: Path, *flags: str) -> list[Any]:
+    def of(model: Path, *flags: str, url: str | None = None) -> list[Any]:
         given = ["--actor.model_name_or_path", str(tiny), "--oger.grader", "model", *flags]
-        given += ["--oger.grade_model", json.dumps([{"model": str(model), "place": "in_process"}])]
+        there = {"model": str(model), "place": "in_process"}
+        there = there if url is None else {"model": "its-name", "url": url, "tokenizer": str(model)}
+        given += ["--oger.grade_model", json.dumps([there])]
         return list(grader(SimpleNamespace(value=vars(parser.parse_args(given)), cpu=True)))
 
     return of
+
+
+def test_a_teacher_model_at_a_server_has_a_tokenizer_here_and_the_servers_window(found, byte_llama) -> None:
+    server = Server()
+    try:
+        for reads, state in ((512, "warning"), (513, "ok"), (None, "ok")):
+            server.models = (200, {"data": [{"id": "its-name"} | ({"max_model_len": reads} if reads else {})]})
+            (finding,) = found(byte_llama, "--data.max_len", "512", url=server.url)
+            assert finding.state == state, finding.text
+    finally:
+        server.end()
 
 
 def test_a_teacher_model_must_have_the_policys_tokens(found, tiny, byte_llama, tmp_path) -> None:

@@ -30,6 +30,7 @@ from oger_recipe.rewards.kinds.classifier import ClassifierKeys, CritiqueKeys
 from oger_recipe.rewards.kinds.judge import JudgeKeys
 from oger_recipe.rewards.place import Reply, Sampling, StepPrompt, VerdictCache
 from oger_recipe.rewards.sources import ANSWER, OVERFLOW
+from oger_recipe.settings.grades import GraderKeys
 
 KEY = "k3y-of-the-judge"
 PROMPTS = [f"prompt {number}" for number in range(12)]
@@ -174,6 +175,61 @@ def test_a_server_that_gives_no_numbers_for_tokens_is_said_before_the_run(server
     server.answer = lambda prompt, count: (400, {"error": "task"})
     with pytest.raises(ValueError, match="does not answer with judge: HTTP status 400"):
         probe(prm(server))
+
+
+# A grader's: (tokens, ends), and what the server says of each token; of the first it can say nothing.
+ROLLOUTS = [StepPrompt(tokens=(5, 6, 7, 8), ends=(1, 3)), StepPrompt(tokens=(9, 2), ends=(0, 1))]
+
+
+def grader(server: Server, **keys: Any) -> GraderKeys:
+    return GraderKeys(**{"model": "judge", "url": server.url, "tokenizer": "t", "attempts": 1} | keys)
+
+
+def of_prompt(tokens: tuple[int, ...], *log_probs: Any) -> dict[str, Any]:
+    given = [None, *({str(token): {"logprob": value}} for token, value in zip(tokens[1:], log_probs, strict=True))]
+    return {"choices": [{"text": "x", "finish_reason": "length", "prompt_logprobs": given}]}
+
+
+def test_a_grader_is_asked_for_the_log_probabilities_of_given_tokens(server: Server) -> None:
+    said_of = {4: of_prompt(ROLLOUTS[0].tokens, -9.0, -0.25, -1.5), 2: of_prompt(ROLLOUTS[1].tokens, -0.5)}
+    said_of[4]["choices"][0]["prompt_logprobs"][2]["6"] = {"logprob": -0.1}  # a likelier token beside it
+    server.answer = lambda prompt, count: (200, said_of[len(json.loads(prompt))])
+    replies = ServerPlace(grader(server)).log_probs(ROLLOUTS)
+    assert [reply.log_probs for reply in replies] == [(-0.25, -1.5), (-0.5,)]
+    asked = {"model": "judge", "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+    wanted = [("/v1/completions", asked | {"prompt": list(prompt.tokens)}) for prompt in ROLLOUTS]
+    assert sorted(server.asked, key=str) == sorted(wanted, key=str)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (
+            said("a"),
+            "the answer has no log-probabilities of the prompt's tokens (KeyError: 'prompt_logprobs'); vLLM's",
+        ),
+        (of_prompt((9, 2, 3), -0.5, -0.5), "(ValueError: 3 of 2 tokens)"),
+        (of_prompt((9, 3), -0.5), "(KeyError: '2')"),
+        (of_prompt((9, 2), None), "(TypeError"),
+        (of_prompt((9, 2), math.nan), "a log-probability is not finite"),
+        ({"choices": []}, "(ValueError"),
+    ],
+)
+def test_an_answer_without_the_tokens_log_probabilities_is_an_error(server: Server, answer: Any, reason: str) -> None:
+    server.answer = lambda prompt, count: (200, answer)
+    (reply,) = ServerPlace(grader(server)).log_probs(ROLLOUTS[1:])
+    assert reason in str(reply.error) and reply.log_probs == ()
+
+
+def test_a_grader_that_says_nothing_of_given_tokens_is_said_before_the_run(server: Server, read) -> None:
+    recipe = "oger: {grader: model, grade_model: [{model: judge, url: '%s', tokenizer: t, attempts: 1}]}"
+    (check,) = [each for each in CHECKS if each.what == "judge servers"]
+    for answer, state in ((of_prompt((0, 1), -0.5), OK), (said("Hello."), PROBLEM)):
+        server.answer = lambda prompt, count, answer=answer: (200, answer)
+        (finding,) = check.find(Job(read(recipe % server.url), Path("run"), cpu=True))
+        assert finding.state == state
+        assert finding.text.startswith("oger.grade_model: ")
+        assert (state == OK) == (finding.text == f"oger.grade_model: judge answers at {server.url}")
 
 
 def test_a_beginning_that_the_prompt_has_is_not_put_before_it_again(server: Server) -> None:

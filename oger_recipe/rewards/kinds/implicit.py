@@ -103,8 +103,8 @@ class ImplicitKeys(StepKeys):
         yield from super().combined()
         if self.runs_on == "server":
             yield (
-                "scorer implicit runs in this process or in an engine: servers share no API for the likelihood "
-                "of a given text; leave out url"
+                "scorer implicit runs in this process or in an engine of the run, since few servers say how likely "
+                "they find given tokens: leave out url"
             )
         if self.learns and self.runs_on == "engine":
             yield "learning_rate with place engine: an engine cannot train its model; use place in_process"
