@@ -1,8 +1,9 @@
-"""Trains the CPU twin of every method once on problems beyond the policy's reach: one seed, scores and step costs.
+"""Trains the CPU twin of every method once on problems beyond the policy's reach: one seed, scores or step costs.
 
 What all methods share comes from configs/study/beyond_reach.yaml, the method from its file. Steps are compared in
-seconds of processor time, since runs come one after another and the machine may be shared; GRPO is the first and
-the last. Call again to continue.
+seconds of processor time, since runs come one after another; GRPO is the first and the last. On a machine that does
+other work as well they say little: ``--costs --steps 8`` on a quiet one measures them alone, without evaluation.
+Call again to continue.
 """
 
 import argparse
@@ -83,13 +84,18 @@ def processor_seconds(folder: Path, process: subprocess.Popen) -> float | None:
 
 
 def line(method: str, folder: Path, step_seconds: float | None) -> dict[str, Any]:
-    """Returns what a finished run says: scores by benchmark, and the processor seconds of its steps."""
-    last = max((folder / "eval").glob("step_*.json"))
+    """Returns what a finished run says: scores by benchmark where it was evaluated, and the processor seconds and
+    tokens of its steps; the first two steps warm up."""
+    last = max((folder / "eval").glob("step_*.json"), default=None)
+    steps = read_jsonl(folder / "metrics.jsonl")
+    later = [step for step in steps[2:] if "timing/step_total" in step]
     return {
         "method": method,
-        "scores": json.loads(last.read_text())["benchmarks"],
+        "scores": json.loads(last.read_text())["benchmarks"] if last else None,
         "step_seconds": step_seconds,
-        "solve_rate": [step.get("rollout/solve_rate") for step in read_jsonl(folder / "metrics.jsonl")],
+        "wall_seconds": statistics.median(step["timing/step_total"] for step in later) if later else None,
+        "response_tokens": statistics.fmean(step["rollout/response_tokens"] for step in later) if later else None,
+        "solve_rate": [step.get("rollout/solve_rate") for step in steps],
     }
 
 
@@ -110,12 +116,25 @@ def table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def costs(lines: list[dict[str, Any]]) -> str:
+    """Writes Markdown: a method a row, a step beside the mean of GRPO's, and the tokens of its rollouts."""
+    grpo = statistics.mean(each["step_seconds"] for each in lines if each["method"] in ("grpo", AGAIN))
+    rows = ["| method | processor seconds a step | beside GRPO's | seconds | tokens of rollouts |", "|" + "---|" * 5]
+    for each in lines:
+        seconds, wall, tokens = (each[name] for name in ("step_seconds", "wall_seconds", "response_tokens"))
+        rows.append(f"| {each['method']} | {seconds:.2f} | {seconds / grpo:.2f} | {wall:.2f} | {tokens:,.0f} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "methods", help="folder of runs and results.jsonl")
     parser.add_argument("--methods", nargs="+", default=[START, *METHODS, AGAIN], help="which, in this order")
     parser.add_argument("--steps", type=int, default=40, help="steps of each run")
+    parser.add_argument("--costs", action="store_true", help="measure steps alone, without evaluation")
     given = parser.parse_args()
+    if given.costs:
+        given.methods = [method for method in given.methods if method != START]
     given.out.mkdir(parents=True, exist_ok=True)
     results = given.out / "results.jsonl"
     lines = read_jsonl(results) if results.exists() else []
@@ -125,11 +144,13 @@ def main() -> None:
         print(f"{number}/{len(given.methods)} {method}", flush=True)
         folder = given.out / named(method)
         watch = functools.partial(processor_seconds, folder)
-        seconds = run(command(method, given.out, given.steps), given.out / f"{folder.name}.log", watch=watch)
+        asked = command(method, given.out, given.steps)
+        asked += ["--no-oger.val_after_train", "--eval.steps", "-1"] if given.costs else []
+        seconds = run(asked, given.out / f"{folder.name}.log", watch=watch)
         lines.append(line(method, folder, seconds))
         with results.open("a") as file:
             file.write(json.dumps(lines[-1]) + "\n")
-    print(table(lines))
+    print(costs(lines) if given.costs else table(lines))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ ADAPTIVE_KL = ["--algo.kl.init_coef", "0.01", "--algo.kl.target", "0.001", "--al
 DYNAMIC = ["--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "2048"]
 RANKS = ["--actor.num_gpus_per_node", "2", "--critic.num_gpus_per_node", "2", "--ref.num_gpus_per_node", "2"]
 ENGINES = ["--vllm.num_engines", "2", "--train.batch_size", "32", "--train.micro_batch_size", "16"]
+EACH_STEP = ["--data.max_samples", "16", "--train.num_episodes", str(STEPS)]
 SHAPES = {
     "a PRM that learns, history, a KL that adapts, dynamic batches": (
         "countdown_cpu_smoke",
@@ -31,6 +32,11 @@ SHAPES = {
     ),
     "two ranks, two engines, a critic": ("oat_gsm8k_ppo_cpu", [*SCHEDULE, *RANKS, *ENGINES]),
     "adapters": ("countdown_cpu_smoke", [*SCHEDULE, "--ds.lora.rank", "8", "--ds.lora.dropout", "0.1"]),
+    "the same prompts each step, earlier solutions that enter, grades by a policy that sees teachers": (
+        "countdown_cpu_smoke",
+        [*SCHEDULE, *EACH_STEP, "--oger.use_history_samples", "--oger.history_enters", "--oger.use_off_policy_probs"]
+        + ["--oger.off_policy_reshape_ratio", "--oger.grader", "self", "--oger.grade_weight", "0.01"],
+    ),
     "judges in engines": ("grm_multi_rm_cpu", [*SCHEDULE, "--oger.reward.engine_memory_gb", "1.7"]),
 }
 
