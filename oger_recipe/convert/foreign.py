@@ -28,6 +28,10 @@ VERL = (
     "    custom_reward_function.path         oger.verifiers (docs/verifiers.md)\n"
     "  put them into a recipe file below the line `extends: grpo.yaml`"
 )
+AMPO = (
+    "this is AMPO's: `oger train --recipe ampo` has its method and published sizes (configs/ampo.yaml); the rest is "
+    "actor.model_name_or_path, data.prompt_dataset with several teachers of each prompt, and oger.teacher_sources"
+)
 TRL = (
     "this is TRL's; its names and ours:\n"
     "    model, model_name_or_path           actor.model_name_or_path\n"
@@ -63,6 +67,7 @@ _SIGNS = (
     (re.compile(r"\btest_math\.py|\bfinetune_(?:qwen|math_shep|llama)\w*\.py"), OPENR),
     (re.compile(r"openrlhf[./]cli[./]train_sft"), OPENRLHF_SFT),
     (re.compile(r"openrlhf[./]cli[./]"), OPENRLHF),
+    (re.compile(r"verl[./]adaptive_mix_src\b"), AMPO),
     (re.compile(r"verl[./](?!mix_src)\w+[./]main|\b(?:actor_rollout_ref|algorithm|trainer)\.[\w.]+="), VERL),
     (re.compile(r"(?:^|\s)trl\s+\w+\s+-|(?:from|import)\s+trl\b|\b(?:GRPO|SFT|PPO|RLOO)(?:Trainer|Config)\b"), TRL),
 )

@@ -204,13 +204,17 @@ def test_a_misspelt_flag_or_setting_names_the_right_one(desk: Path, oger: Callab
                 "actor_rollout_ref.model.path        actor.model",
             ],
         ),
+        (
+            "python3 -m verl.adaptive_mix_src.main_mix_dapo algorithm.adv_estimator=grpo\n",
+            ["`oger train --recipe ampo`"],
+        ),
         ("trl grpo --model_name_or_path m --num_generations 8\n", ["this is TRL's", "num_generations             "]),
         (
             "python -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path m\n",
             ["python -m oger_recipe.cli.train_ppo_ray", "algo.advantage.estimator dr_grpo"],
         ),
     ],
-    ids=["verl", "trl", "openrlhf"],
+    ids=["verl", "ampo", "trl", "openrlhf"],
 )
 def test_another_trainers_command_is_told_what_reads_it(
     desk: Path, oger: Callable[..., str], script: str, advice: list[str]
