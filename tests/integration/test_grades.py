@@ -448,6 +448,9 @@ def test_a_teacher_that_the_policy_cannot_be_asked_about_comes_last(controller, 
     maker = controller(*LIKELIEST, teachers={"u": demonstrations(letters, ANSWERED[2], ANSWERED[4], ANSWERED[0])})
     maker.make_experience_batch([rollout(*each) for each in WRONG.items()])
     assert [teacher.text for teacher in maker.current.batch.injected.values()] == [ANSWERED[0]]
+    none = controller(*LIKELIEST, teachers={"u": demonstrations(letters, "", " ", "\n")})
+    none.make_experience_batch([rollout(*each) for each in WRONG.items()])
+    assert [teacher.text for teacher in none.current.batch.injected.values()] == [""]
     answers.said = dict.fromkeys(SAID, Reply(error="its process died"))
     with pytest.raises(SourceFailed, match="oger.teacher_draw likeliest_answer: its process died"):
         maker.make_experience_batch([rollout(*each) for each in WRONG.items()])

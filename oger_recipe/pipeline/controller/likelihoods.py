@@ -90,13 +90,14 @@ class AnswerLikelihoods:
 
         ``groups``: a prompt's tokens, and its teachers.
         Raises:
-            SourceFailed: the policy has answered for none of them.
+            SourceFailed: the policy, asked about some, has answered for none.
         """
         started = time.monotonic()
         asked = [self._text(prompt, teacher) for prompt, teachers in groups for teacher in teachers]
         replies = ask_about(self._place, asked, self._place.log_probs)
-        if replies and all(reply.error is not None for reply in replies):
-            raise SourceFailed(f"oger.teacher_draw likeliest_answer: {replies[0].error}")
+        told = [reply for text, reply in zip(asked, replies, strict=True) if isinstance(text, StepPrompt)]
+        if told and all(reply.error is not None for reply in told):
+            raise SourceFailed(f"oger.teacher_draw likeliest_answer: {told[0].error}")
         found = [None if reply.error is not None else _mean_probability(reply) for reply in replies]
         given, known = iter(found), [likelihood for likelihood in found if likelihood is not None]
         metrics = {"timing/answer_likelihoods": time.monotonic() - started}
