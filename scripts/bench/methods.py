@@ -40,24 +40,26 @@ def command(method: str, out: Path, steps: int) -> list[str]:
     recipe["oger"] = {name: regime["oger"][name] for name in SHARED_OGER}
     recipe["oger"]["total_training_steps"] = 0 if method == START else steps
     recipe["rollout"] = {"max_new_tokens": regime["rollout"]["max_new_tokens"]}
-    for name, values in own_sizes(out, steps).get(method, {}).items():
-        recipe[name] = recipe.get(name, {}) | values
     twin = "grpo" if method in (START, AGAIN) else method
     path = out / f"{named(method)}.yaml"
     path.write_text(yaml.safe_dump({"extends": str(ROOT / "configs" / f"{twin}_cpu.yaml")} | recipe))
     run_dir = str(out / named(method))
-    return ["-m", "oger_recipe.cli.train", "--recipe", str(path), "--oger.run_dir", run_dir, "--overwrite"]
+    return ["-m", "oger_recipe.cli.train", "--recipe", str(path), "--oger.run_dir", run_dir, "--overwrite",
+            *own_flags(method, out, steps)]  # fmt: skip
 
 
-def own_sizes(out: Path, steps: int) -> dict[str, dict[str, dict[str, Any]]]:
+def own_flags(method: str, out: Path, steps: int) -> list[str]:
     """Returns what a method has to be told of the regime: schedules over its steps, longer prompts, its teacher."""
-    return {
-        "exgrpo": {"data": {"max_samples": 16 * steps, "max_len": 160}},  # read twice, so that successes enter
-        "prefix_rft": {"oger": {"prefix_steps": steps}},
-        "uft": {"oger": {"prefix_steps": steps * 3 // 5}},
-        "questa": {"data": {"max_len": 256}},
-        "distillation": {"oger": {"grade_model": [{"model": str(out / TEACHER / "model"), "place": "in_process"}]}},
+    teacher = json.dumps([{"model": str(out / TEACHER / "model"), "place": "in_process"}])
+    of_methods = {
+        "exgrpo": ["--data.max_samples", str(16 * steps)],  # read twice, so that successes enter
+        "prefix_rft": ["--oger.prefix_steps", str(steps)],
+        "uft": ["--oger.prefix_steps", str(steps * 3 // 5)],
+        "questa": ["--data.max_len", "256"],
+        "distillation": ["--oger.grade_model", teacher],
+        "uniqueness": ["--oger.task.max_target", "100"],
     }
+    return of_methods.get(method, [])
 
 
 def named(method: str) -> str:
