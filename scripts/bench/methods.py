@@ -68,21 +68,23 @@ def named(method: str) -> str:
 
 
 def processor_seconds(folder: Path, process: subprocess.Popen) -> float | None:
-    """Returns the processor time of a step, of all processes; the first two steps warm them up. None: too few."""
-    readings: dict[int, float] = {}  # when that many steps had ended
+    """Returns the processor time of a step, of all processes that live from the second step to the last that was seen.
+    None: too few steps. What ends in between, as Ray's idle workers do, would make steps cheaper than they are."""
+    readings: dict[int, dict[int, float]] = {}  # when that many steps had ended: seconds of each process
     while process.poll() is None:
         time.sleep(0.5)
         done = len(step_events(folder)) - 1 if (folder / "events.jsonl").exists() else 0
         if done >= 2 and done not in readings:
             try:
-                tree = [child.cpu_times() for child in psutil.Process(process.pid).children(recursive=True)]
+                tree = {child.pid: child.cpu_times() for child in psutil.Process(process.pid).children(recursive=True)}
             except psutil.Error:  # one ended meanwhile
                 continue
-            readings[done] = sum(times.user + times.system for times in tree)
+            readings[done] = {pid: times.user + times.system for pid, times in tree.items()}
     if len(readings) < 2:
         return None
     first, last = min(readings), max(readings)
-    return (readings[last] - readings[first]) / (last - first)
+    before, after = readings[first], readings[last]
+    return sum(after[pid] - before[pid] for pid in before.keys() & after.keys()) / (last - first)
 
 
 def line(method: str, folder: Path, step_seconds: float | None) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def test_rollouts_are_weighed_by_their_own_tokens_and_teachers_never(
     assert metrics["vllm_ratio_max"] == pytest.approx(up, rel=1e-5)
     assert metrics["vllm_filtered_tokens"] == pytest.approx(2 / 8)
     assert metrics["vllm_filtered_rows"] == pytest.approx(1 / 3)
-    assert metrics["vllm_kl"] == pytest.approx((3 * 0.1 - 3 * 0.01) / 6, rel=1e-4)  # whole rollouts, as without
+    assert metrics["vllm_kl"] == pytest.approx((3 * 0.1 - 3 * 0.01 - 2 * 0.05) / 8, rel=1e-4)
 
 
 def test_a_row_with_broken_log_probabilities_has_no_say(controller, models, rollout) -> None:
