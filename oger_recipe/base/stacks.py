@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 _ANSWER = signal.SIGUSR2
-_LONGEST_WAIT_S = 3.0
+_LONGEST_WAIT_S = 5.0
+_SETTLED_S = 0.5  # without a further byte; on a busy machine a process may rest between two of its threads
 _STATES = {"R": "running", "S": "waiting", "D": "waiting in the kernel", "T": "stopped", "t": "stopped by a tracer",
            "Z": "ended", "I": "idle"}  # fmt: skip
 _answers: list[int] = []  # this process's file
@@ -124,12 +125,13 @@ def _answered(pid: int, file: Path) -> str:
     with file.open("rb") as answers:
         size = before = answers.seek(0, os.SEEK_END)
         os.kill(pid, _ANSWER)
-        deadline = time.monotonic() + _LONGEST_WAIT_S
-        while time.monotonic() < deadline:
+        grown = time.monotonic()
+        deadline = grown + _LONGEST_WAIT_S
+        while (now := time.monotonic()) < deadline and (size == before or now < grown + _SETTLED_S):
             time.sleep(0.05)
             last, size = size, answers.seek(0, os.SEEK_END)
-            if size == last > before:
-                break
+            if size > last:
+                grown = time.monotonic()
         answers.seek(before)
         return answers.read().decode(errors="replace")
 

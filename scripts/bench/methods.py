@@ -1,23 +1,18 @@
 """Trains the CPU twin of every method once on problems beyond the policy's reach: one seed, scores or step costs.
 
-What all methods share comes from configs/study/beyond_reach.yaml, the method from its file. Steps are compared in
-seconds of processor time, since runs come one after another; GRPO is the first and the last. On a machine that does
-other work as well they say little: ``--costs --steps 8`` on a quiet one measures them alone, without evaluation.
+What all methods share comes from configs/study/beyond_reach.yaml, the method from its file. GRPO is the first run and
+the last. ``--costs --steps 8`` measures steps alone, without evaluation, on a machine that does nothing else.
 Call again to continue.
 """
 
 import argparse
-import functools
 import json
 import statistics
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
-from recipe_runs import ROOT, run, step_events
+from recipe_runs import ROOT, run
 
 from oger_recipe.base.files import read_jsonl
 
@@ -67,66 +62,38 @@ def named(method: str) -> str:
     return method.replace(" ", "_")
 
 
-def processor_seconds(folder: Path, process: subprocess.Popen) -> float | None:
-    """Returns the processor time of a step, of all processes that live from the second step to the last that was seen.
-    None: too few steps. What ends in between, as Ray's idle workers do, would make steps cheaper than they are."""
-    readings: dict[int, dict[int, float]] = {}  # when that many steps had ended: seconds of each process
-    while process.poll() is None:
-        time.sleep(0.5)
-        done = len(step_events(folder)) - 1 if (folder / "events.jsonl").exists() else 0
-        if done >= 2 and done not in readings:
-            try:
-                tree = {child.pid: child.cpu_times() for child in psutil.Process(process.pid).children(recursive=True)}
-            except psutil.Error:  # one ended meanwhile
-                continue
-            readings[done] = {pid: times.user + times.system for pid, times in tree.items()}
-    if len(readings) < 2:
-        return None
-    first, last = min(readings), max(readings)
-    before, after = readings[first], readings[last]
-    return sum(after[pid] - before[pid] for pid in before.keys() & after.keys()) / (last - first)
-
-
-def line(method: str, folder: Path, step_seconds: float | None) -> dict[str, Any]:
-    """Returns what a finished run says: scores by benchmark where it was evaluated, and the processor seconds and
-    tokens of its steps; the first two steps warm up."""
+def line(method: str, folder: Path) -> dict[str, Any]:
+    """Returns what a finished run says: scores by benchmark where it was evaluated, and the seconds and tokens of its
+    steps; the first two steps warm up."""
     last = max((folder / "eval").glob("step_*.json"), default=None)
     steps = read_jsonl(folder / "metrics.jsonl")
     later = [step for step in steps[2:] if "timing/step_total" in step]
     return {
         "method": method,
         "scores": json.loads(last.read_text())["benchmarks"] if last else None,
-        "step_seconds": step_seconds,
-        "wall_seconds": statistics.median(step["timing/step_total"] for step in later) if later else None,
+        "step_seconds": statistics.median(step["timing/step_total"] for step in later) if later else None,
         "response_tokens": statistics.fmean(step["rollout/response_tokens"] for step in later) if later else None,
         "solve_rate": [step.get("rollout/solve_rate") for step in steps],
     }
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Writes Markdown: a method a row, scores in points, steps beside the mean of GRPO's."""
-    of_grpo = [each["step_seconds"] for each in lines if each["method"] in ("grpo", AGAIN)]
+    """Writes Markdown: a method a row, scores in points."""
     heads = [f"{kind}: {score.replace('_at_', '@')}" for kind in ("four", "three") for score in SCORES]
-    rows = [
-        "| method | " + " | ".join(heads) + " | processor seconds a step | beside GRPO's |",
-        "|" + "---|" * (3 + len(heads)),
-    ]
+    rows = ["| method | " + " | ".join(heads) + " |", "|" + "---|" * (1 + len(heads))]
     for each in lines:
         scores = [each["scores"][kind][score] for kind in ("countdown_4", "countdown_3") for score in SCORES]
-        cells = [f"{100 * score:.1f}" for score in scores]
-        seconds = each["step_seconds"]
-        cost = "" if seconds is None or not of_grpo else f"{seconds / statistics.mean(of_grpo):.2f}"
-        rows.append(f"| {each['method']} | " + " | ".join(cells) + f" | {seconds or 0:.2f} | {cost} |")
+        rows.append(f"| {each['method']} | " + " | ".join(f"{100 * score:.1f}" for score in scores) + " |")
     return "\n".join(rows)
 
 
 def costs(lines: list[dict[str, Any]]) -> str:
     """Writes Markdown: a method a row, a step beside the mean of GRPO's, and the tokens of its rollouts."""
     grpo = statistics.mean(each["step_seconds"] for each in lines if each["method"] in ("grpo", AGAIN))
-    rows = ["| method | processor seconds a step | beside GRPO's | seconds | tokens of rollouts |", "|" + "---|" * 5]
+    rows = ["| method | seconds of a step | beside GRPO's | tokens of rollouts |", "|" + "---|" * 4]
     for each in lines:
-        seconds, wall, tokens = (each[name] for name in ("step_seconds", "wall_seconds", "response_tokens"))
-        rows.append(f"| {each['method']} | {seconds:.2f} | {seconds / grpo:.2f} | {wall:.2f} | {tokens:,.0f} |")
+        seconds, tokens = each["step_seconds"], each["response_tokens"]
+        rows.append(f"| {each['method']} | {seconds:.2f} | {seconds / grpo:.2f} | {tokens:,.0f} |")
     return "\n".join(rows)
 
 
@@ -147,11 +114,10 @@ def main() -> None:
             continue
         print(f"{number}/{len(given.methods)} {method}", flush=True)
         folder = given.out / named(method)
-        watch = functools.partial(processor_seconds, folder)
         asked = command(method, given.out, given.steps)
         asked += ["--no-oger.val_after_train", "--eval.steps", "-1"] if given.costs else []
-        seconds = run(asked, given.out / f"{folder.name}.log", watch=watch)
-        lines.append(line(method, folder, seconds))
+        run(asked, given.out / f"{folder.name}.log")
+        lines.append(line(method, folder))
         with results.open("a") as file:
             file.write(json.dumps(lines[-1]) + "\n")
     print(costs(lines) if given.costs else table(lines))

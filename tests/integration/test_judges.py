@@ -304,7 +304,8 @@ def rm_preprocess(prompts, responses, tokenizer):
     if os.fork() == 0:  # a daemon: in a session of its own, without its parent
         os.setsid()
         if os.fork() == 0:
-            Path(responses[0]).write_text(str(os.getpid()))
+            Path(responses[0] + ".part").write_text(str(os.getpid()))
+            os.rename(responses[0] + ".part", responses[0])  # it is there whole
             time.sleep(600)
         os._exit(0)
     os.wait()
