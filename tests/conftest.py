@@ -1,12 +1,17 @@
 """What whole runs share, wherever their tests are."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from forks import Forks
 from runs import train
+
+# Whoever runs the tests behind nohup or a shell's "&" has these ignored, and what tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
