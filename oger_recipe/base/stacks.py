@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 _ANSWER = signal.SIGUSR2
-_LONGEST_WAIT_S = 5.0
-_SETTLED_S = 0.5  # without a further byte; on a busy machine a process may rest between two of its threads
+_LONGEST_WAIT_S = 5.0  # without a further byte
 _STATES = {"R": "running", "S": "waiting", "D": "waiting in the kernel", "T": "stopped", "t": "stopped by a tracer",
            "Z": "ended", "I": "idle"}  # fmt: skip
 _answers: list[int] = []  # this process's file
@@ -119,26 +118,35 @@ def _asked(pid: int, file: Path | None) -> ProcessStacks | None:
 
 
 def _answered(pid: int, file: Path) -> str:
-    """Ask a process, and return what it has written once that grows no longer."""
-    if not _catches(pid):
+    """Ask a process, and return what it has written once its handler has returned."""
+    if not _has_signal(f"/proc/{pid}/status", "SigCgt"):  # the signal ends a process that has no handler
         return ""
     with file.open("rb") as answers:
         size = before = answers.seek(0, os.SEEK_END)
+        at_rest = _blocking(pid)
         os.kill(pid, _ANSWER)
-        grown = time.monotonic()
-        deadline = grown + _LONGEST_WAIT_S
-        while (now := time.monotonic()) < deadline and (size == before or now < grown + _SETTLED_S):
+        deadline = time.monotonic() + _LONGEST_WAIT_S
+        # While the handler runs, its thread blocks the signal: a pause between two threads' stacks is not their end.
+        while time.monotonic() < deadline and (size == before or _blocking(pid) > at_rest):
             time.sleep(0.05)
             last, size = size, answers.seek(0, os.SEEK_END)
             if size > last:
-                grown = time.monotonic()
+                deadline = time.monotonic() + _LONGEST_WAIT_S
         answers.seek(before)
         return answers.read().decode(errors="replace")
 
 
-def _catches(pid: int) -> bool:
-    """Say whether the signal has a handler there; it ends a process that has none."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("SigCgt:"):
+def _blocking(pid: int) -> int:
+    """Count the threads that block the signal."""
+    count = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            count += _has_signal(f"{thread}/status", "SigBlk")
+    return count
+
+
+def _has_signal(status: str, mask: str) -> bool:
+    for line in Path(status).read_text().splitlines():
+        if line.startswith(f"{mask}:"):
             return bool(int(line.split()[1], 16) >> (_ANSWER - 1) & 1)
     return False
