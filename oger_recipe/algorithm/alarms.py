@@ -188,9 +188,10 @@ def _engine_parted(history: History) -> Iterator[Finding]:
 def _solve_rate_lost(history: History) -> Iterator[Finding]:
     now = history.now(SOLVED)
     before = list(history.by_step(SOLVED).values())[: -history.recent]
-    if now is None or not before:
+    if now is None or len(before) < history.recent:  # a mean of fewer is chance
         return
-    best = max(fmean(before[max(end - history.window, 0) : end]) for end in range(1, len(before) + 1))
+    ends = range(history.recent, len(before) + 1)
+    best = max(fmean(before[max(end - history.window, 0) : end]) for end in ends)
     if best >= SOLVED_ONCE and now < SOLVED_LEFT * best:
         text = (
             f"the policy has collapsed: it solved {best:.3f} of its rollouts at its best, and {now:.3f} in the last "
@@ -200,9 +201,11 @@ def _solve_rate_lost(history: History) -> Iterator[Finding]:
 
 
 def _never_solved(history: History) -> Iterator[Finding]:
-    rates = history.by_step(SOLVED)
-    if len(rates) >= history.window and not any(rates.values()):
-        yield Finding(SOLVED, 0.0, 0.0, f"no rollout has been right in {len(rates)} steps")
+    rates = list(history.by_step(SOLVED).values())
+    last_right = max((count for count, rate in enumerate(rates, start=1) if rate), default=0)
+    if (since := len(rates) - last_right) >= history.window:
+        text = f"no rollout has been right in {'the last ' if last_right else ''}{since} steps"
+        yield Finding(SOLVED, 0.0, 0.0, text)
 
 
 def _never_verified(history: History) -> Iterator[Finding]:
@@ -336,8 +339,9 @@ ALARMS: dict[str, Alarm] = {
     ),
     "never_solved": Alarm(
         (SOLVED,),
-        "no rollout of any step was right, after a window of steps",
-        "Without a right rollout there is nothing to learn but teachers.",
+        "no rollout was right in the last window of steps, or in more",
+        "Without a right rollout there is nothing to learn but teachers. One lucky hit silences it for a window at "
+        "most.",
         "Read samples/: is the answer column what the verifier expects (oger data validate)? Else easier problems, a "
         "warm start (oger.sft.epochs) or teachers",
         _never_solved,

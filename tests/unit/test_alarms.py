@@ -58,7 +58,7 @@ RAISED: list[tuple[str, Columns, tuple[float, float], Columns]] = [
     ("equal_groups", {EQUAL: [0.0, 0.9, 0.8]}, (0.85, 0.8), {EQUAL: [1.0, 0.8, 0.8]}),
     ("gradient_norm", {NORM: [1, 9, 2, 2, 3, 21]}, (21, 20), {NORM: [1, 9, 2, 2, 3, 20]}),
     ("solve_rate_lost", {SOLVED: [0.1, 0.3, 0.1, 0.04, 0.0]}, (0.02, 0.05), {SOLVED: [0.1, 0.3, 0.1, 0.1, 0.0]}),
-    ("never_solved", {SOLVED: [0.0, 0.0]}, (0.0, 0.0), {SOLVED: [0.001, 0.0, 0.0]}),
+    ("never_solved", {SOLVED: [0.0, 0.0]}, (0.0, 0.0), {SOLVED: [0.0, 0.0, 0.001, 0.0]}),
     ("never_verified", {FORMAT: [1.0, 0.0, 0.18]}, (0.09, 0.1), {FORMAT: [0.0, 0.0, 0.2]}),
     (
         "teachers_never_right",
@@ -125,6 +125,25 @@ def test_a_solve_rate_that_is_lost_is_not_silenced_by_a_lucky_hit_nor_raised_by_
     assert limits("solve_rate_lost", {SOLVED: [0.0] * 4}) == []
     peak = {SOLVED: [0.1] * 9 + [1.0] + [0.1] * 10}  # one step; the best mean of ten is 0.19
     assert found("solve_rate_lost", history(peak, window=10)) == []
+
+
+def test_the_best_solve_rate_is_a_mean_of_as_many_steps_as_the_recent_ones_at_least() -> None:
+    lucky = {SOLVED: [0.06] + [0.012] * 10}  # of 5 steps at best (0.06 + 4 * 0.012) / 5 = 0.0216
+    assert found("solve_rate_lost", history(lucky, window=10)) == []
+    (finding,) = found("solve_rate_lost", history({SOLVED: [0.3] * 5 + [0.0] * 5}, window=10))
+    assert finding.limit == pytest.approx(0.075)
+    assert found("solve_rate_lost", history({SOLVED: [0.3] * 4 + [0.0] * 5}, window=10)) == []  # the fifth is a 0
+
+
+def test_a_lucky_hit_silences_the_alarm_of_no_right_rollout_for_a_window() -> None:
+    def said(rates: list[float]) -> list[str]:
+        return [each.text for each in found("never_solved", history({SOLVED: rates}, window=3))]
+
+    assert said([0.0] * 4) == ["no rollout has been right in 4 steps"]
+    assert said([0.0] * 4 + [0.004]) == said([0.004, 0.0, 0.0]) == []
+    assert said([0.0] * 4 + [0.004] + [0.0] * 2) == []
+    assert said([0.0] * 4 + [0.004] + [0.0] * 3) == ["no rollout has been right in the last 3 steps"]
+    assert said([0.3, 0.2, 0.004] + [0.0] * 5) == ["no rollout has been right in the last 5 steps"]
 
 
 def test_shorter_responses_that_solve_more_and_longer_ones_that_solve_hardly_less_are_none() -> None:
