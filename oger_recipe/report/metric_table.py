@@ -170,7 +170,9 @@ TABLE: tuple[Metric, ...] = (
        (None, 0.1), "rule of thumb: below 0.1; above 0.25 the run warns (truncation)",
        "Raise rollout.max_new_tokens, or charge for length."),
     _M("rollout/format", HEALTH, "answer found", "share", _ROLLOUTS,
-       "Share of responses in which the verifier finds an answer in the form that it reads.", (0.9, None),
+       "Share of responses in which the verifier finds an answer in the form that it reads: by its component format, "
+       "else by whether it extracted one. Responses of a task whose verifier gave neither all step are left out; "
+       "missing where all are.", (0.9, None),
        "rule of thumb: above 0.9; below 0.1 the run warns (never_verified)",
        "Read samples/: a wrong prompt template is the usual reason."),
     _M("rollout/repetitive", HEALTH, "repetitive", "share", _ROLLOUTS,
@@ -432,7 +434,8 @@ TABLE: tuple[Metric, ...] = (
        "A lower weight, gate rule_equals_1 behind a verifier, or telling the judge that length does not count."),
     _M("reward/{source}/format_correlation", REWARDS, "pays for form", "Pearson's r", _OWN,
        "Correlation within groups of what the source says with whether an answer was found, over the last "
-       "oger.alarms.window steps. Missing below 100 rows.", (-0.9, 0.9),
+       "oger.alarms.window steps. Missing below 100 rows, and where the verifier does not say whether there is one.",
+       (-0.9, 0.9),
        "within 0.9 of 0; outside the run warns, unless the source is a rule", "Gate rule_equals_1 leaves the form to "
        "the rule."),
     _M("reward/{source}/rule_disagreement", REWARDS, "orders against the rule", "share of pairs",

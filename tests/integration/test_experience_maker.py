@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from oger_recipe.algorithm import credit
+from oger_recipe.algorithm import alarms, credit
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.base.errors import SourceFailed
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
-from oger_recipe.grading.verdict import Graded, Verdict
+from oger_recipe.grading.verdict import Graded, Verdict, as_verdict
 from oger_recipe.pipeline.controller.guards import share_read, stop_on_reward_errors
 from oger_recipe.pipeline.controller.metrics import metrics_of as metrics_of_step
 from oger_recipe.pipeline.controller.training_step import HybridBatch, Rollouts, TrainingStep
@@ -730,6 +730,39 @@ def test_groups_without_variance_and_answers_that_were_found_are_counted(
     )
     assert maker.current.metrics["oger/equal_groups"] == equal
     assert maker.current.metrics["rollout/format"] == in_form
+
+
+@pytest.mark.parametrize(
+    ("returned", "share"),
+    [
+        (0.0, None),
+        ({"score": 0.0, "acc": False}, None),  # as verl's functions do
+        ((1.0, {}), None),
+        ({"score": 1.0, "pred": "7"}, 0.25),  # one row of the four has it
+        ((0.0, {"format": 0.5, "pred": None}), 0.25),
+    ],
+)
+@pytest.mark.parametrize("other_says", [False, True])
+def test_a_verifier_that_says_nothing_of_form_has_no_share_of_found_answers(
+    controller, rollout, returned, share, other_says
+):
+    """The task of the first group gives its last row this verdict, and numbers to the others; that of the second says
+    that no row has an answer, or nothing."""
+    maker = controller("--oger.bonus_weight=0", "--oger.max_replace_num=0")
+    rows = [("u", "own", as_verdict(each)) for each in (0.0, 1.0, 0.0, returned)]
+    rows += [("v", "gsm8k", as_verdict((0.0, {"format": 0.0} if other_says else {})))] * 4
+    maker.make_experience_batch(
+        [
+            rollout(text, verdict.reward, uid=uid, label={"task": task}, components=verdict.components,
+                    extracted=verdict.extracted)
+            for text, (uid, task, verdict) in zip("abcdefgh", rows, strict=True)
+        ]
+    )  # fmt: skip
+    found = maker.current.metrics["rollout/format"]
+    expected = (share or 0.0) / 2 if other_says else share
+    assert math.isnan(found) if expected is None else found == expected
+    raised = alarms.found("never_verified", alarms.History([maker.current.metrics] * 5))
+    assert bool(raised) == (expected == 0.0)
 
 
 def test_a_run_measures_which_share_of_its_texts_the_bonus_speaks_of(controller):

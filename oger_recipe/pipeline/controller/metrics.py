@@ -29,7 +29,6 @@ def metrics_of(step: TrainingStep) -> dict[str, float]:
     lengths = token_counts(rollouts.samples)[own]
     truncated = torch.cat([sample.truncated for sample in rollouts.samples]).float()[own]
     prompts = token_counts(rollouts.samples, "prompt")
-    in_form = torch.tensor([float(is_in_form(graded.verdict)) for graded in rollouts.graded])[own]
     return {
         "rollout/solve_rate": _mean(rollouts.scores[own]),
         "rollout/solve_all": (solved == 1).float().mean().item(),
@@ -41,7 +40,7 @@ def metrics_of(step: TrainingStep) -> dict[str, float]:
         "rollout/response_tokens": lengths.sum().item(),
         **_spread("rollout/prompt_length", prompts),
         "rollout/truncated": _mean(truncated),
-        "rollout/format": _mean(in_form),
+        "rollout/format": in_form(rollouts)[own].nanmean().item(),
         **_of_steps(rollouts, own, lengths, truncated),
         "rollout/repetitive": _mean(rollouts.repetitive[own].float()),
         "rollout/entropy": _mean_token_entropy(step.batch, step.token_entropy),
@@ -51,9 +50,24 @@ def metrics_of(step: TrainingStep) -> dict[str, float]:
     }
 
 
-def is_in_form(verdict: Verdict) -> bool:
-    """Say whether an answer was found in the response, by the verifier's own component or by what it extracted."""
-    return verdict.components.get("format", float(verdict.extracted is not None)) > 0
+def in_form(rollouts: Rollouts) -> torch.Tensor:
+    """Mark the rollouts in which an answer was found (1, else 0), by the verifier's own component or by what it
+    extracted, [N].
+
+    nan for a task of which no rollout has either: its verifier, which may return a number alone, says nothing of form.
+    """
+    tasks = [label["task"] for label in rollouts.labels for _ in range(rollouts.size)]
+    forms = [_form(graded.verdict) for graded in rollouts.graded]
+    telling = {task for task, form in zip(tasks, forms, strict=True) if form is not None}
+    return torch.tensor(
+        [float(bool(form)) if task in telling else math.nan for task, form in zip(tasks, forms, strict=True)]
+    )
+
+
+def _form(verdict: Verdict) -> bool | None:
+    if "format" in verdict.components:
+        return verdict.components["format"] > 0
+    return None if verdict.extracted is None else True
 
 
 def _equal_groups(rewards: torch.Tensor) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from oger_recipe.algorithm.reward_watch import comoments, correlation, disagreement, pair_orders
-from oger_recipe.pipeline.controller.metrics import is_in_form, token_counts
+from oger_recipe.pipeline.controller.metrics import in_form, token_counts
 from oger_recipe.pipeline.controller.training_step import TrainingStep
 from oger_recipe.rewards.compose import Rewards
 from oger_recipe.rewards.spec import GATES, SourceSpec
@@ -48,9 +48,9 @@ class SourceWatch:
         self._steps.append({})
         found = {}
         lengths = token_counts(step.batch.samples)
-        in_form = torch.tensor([float(is_in_form(graded.verdict)) for graded in step.rollouts.graded])
+        forms = in_form(step.rollouts)
         for spec in self._specs:
-            for end, sums in _sums(spec, step, lengths, in_form).items():
+            for end, sums in _sums(spec, step, lengths, forms).items():
                 name = f"reward/{spec.name}/{end}"
                 self._steps[-1][name] = sums
                 window = torch.stack([each[name] for each in self._steps if name in each])
@@ -58,11 +58,9 @@ class SourceWatch:
         return found
 
 
-def _sums(
-    spec: SourceSpec, step: TrainingStep, lengths: torch.Tensor, in_form: torch.Tensor
-) -> dict[str, torch.Tensor]:
+def _sums(spec: SourceSpec, step: TrainingStep, lengths: torch.Tensor, forms: torch.Tensor) -> dict[str, torch.Tensor]:
     """Sum what a source's metrics are made of, but for teachers' rows, those that it failed on and those behind its
-    gate. lengths (tokens), in_form (1 or 0): [N]."""
+    gate. lengths (tokens), forms (1 or 0, nan: not known): [N]."""
     batch, size = step.batch, step.rollouts.size
     sign = -1.0 if spec.weight < 0 else 1.0  # more of what has a weight below 0 is worth less
     said = (sign * _worth(spec.name, step.rewards)).where(
@@ -71,7 +69,7 @@ def _sums(
     compared = (-1, size) if size > 1 else (1, -1)  # without groups rows are compared with the whole step's
     sums = {
         "length_correlation": comoments(said.view(compared), lengths.view(compared)),
-        "format_correlation": comoments(said.view(compared), in_form.view(compared)),
+        "format_correlation": comoments(said.view(compared), forms.view(compared)),
     }
     if not spec.keys.is_rule:
         sums["rule_disagreement"] = pair_orders(said.view(-1, size), batch.rewards.view(-1, size))
