@@ -48,9 +48,12 @@ class Agreement:
         return TIMES_BASELINE * self.difference + MARGIN
 
     def is_stale(self, limit: float | None) -> bool:
-        """Say whether the engine's weights differ from the policy's; ``limit``: of the difference, None: not known."""
-        differs = limit is not None and self.difference - _ERRORS * self.difference_error > limit
-        return differs or self.kl - _ERRORS * self.kl_error > HIGHEST_KL
+        """Say whether the engine's weights differ from the policy's; ``limit``: of the difference, None: not known.
+
+        A number that is not finite is within no limit.
+        """
+        near = limit is None or self.difference - _ERRORS * self.difference_error <= limit
+        return not (near and self.kl - _ERRORS * self.kl_error <= HIGHEST_KL)
 
 
 def _mean_and_error(values: Tensor) -> tuple[float, float]:

@@ -206,6 +206,11 @@ TABLE: tuple[Metric, ...] = (
        "Rows with a log-probability of the policy or the reference that is not finite before the update. The updates "
        "that they are in are skipped.", (None, 0.0), "0",
        "Read these rows in skipped/: very long ones point to a kernel or a precision, all of them to the weights."),
+    _M("nonfinite/engine_log_probs", HEALTH, "engine's broken log-probabilities", "rows", _TRAINED,
+       "Rows with a token of the policy's of which the engine's log-probability is not finite. They are not compared "
+       "with the policy (vllm_*), and their tokens have weight 1 where the loss is corrected for the engine.",
+       (None, 0.0), "0; the run stops where no row is left to compare",
+       "Look at the engine's log; its dtype or kernels may overflow."),
     _M("nonfinite/entropies", HEALTH, "broken entropies", "rows", _TRAINED,
        "Rows whose entropy at oger.entropy_position is not finite. They earn no bonus.", (None, 0.0), "0",
        "As for nonfinite/log_probs."),

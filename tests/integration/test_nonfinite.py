@@ -14,6 +14,7 @@ import torch
 
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.pipeline.controller.nonfinite import (
+    ENGINE_LOG_PROBS,
     ENTROPIES,
     KINDS,
     LOG_PROBS,
@@ -92,6 +93,66 @@ def test_a_row_that_cannot_be_trained_keeps_that_to_itself(
         usual = _advantages(controller(*flags).make_experience_batch(rows))
         others = [row for row in range(len(TEXTS)) if row != BAD]
         assert advantages[others].tolist() == usual[others].tolist()
+
+
+def _spoil_engine(rows: list[Any], number: float, *spoilt: int) -> None:
+    """Let the engine say this of the last token of some rows."""
+    for row in spoilt:
+        rows[row].rollout_log_probs[0, -1] = number
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("micro_batch", ["8", "1"])
+def test_a_row_of_which_the_engine_knows_no_probability_is_not_compared_and_trained_as_ever(
+    controller, models, rows, number: float, micro_batch: str
+) -> None:
+    """Each row has three tokens of which the engine says 0.01 more than the policy, the bad one 0.04."""
+    models.difference = dict.fromkeys(TEXTS, 0.01) | {TEXTS[BAD]: 0.04}
+    flags = [*PLAIN, "--algo.advantage.estimator=dr_grpo", f"--rollout.micro_batch_size={micro_batch}"]
+    flags += [f"--algo.advantage.is_correction_{name}" for name in ("level=token", "mode=clip", "threshold=2")]
+    usual = _advantages(controller(*flags).make_experience_batch(rows))
+    assert usual[BAD] == -0.5
+    _spoil_engine(rows, number, BAD)
+    maker = controller(*flags)
+    experiences = maker.make_experience_batch(rows)
+    assert _advantages(experiences).tolist() == usual.tolist()
+    weights = _advantages(experiences, "engine_weights")
+    assert weights.tolist() == pytest.approx([1.0 if row == BAD else math.exp(-0.01) for row in range(8)])
+    metrics = maker.current.metrics
+    assert {name: metrics[f"nonfinite/{name}"] for name in KINDS} == dict.fromkeys(KINDS, 0) | {ENGINE_LOG_PROBS: 1}
+    assert metrics["vllm_logprob_difference"] == metrics["vllm_kl"] == pytest.approx(0.01, rel=1e-4)
+    assert metrics["vllm_logprob_limit"] == maker.state()["engine_limit"] == pytest.approx(0.032, rel=1e-4)
+    assert [line["row"] for line in kept_lines_of(maker.current) if line["not_finite"]] == [BAD]
+
+
+def test_a_run_stops_where_no_row_of_the_engine_can_be_compared(controller, models, rows) -> None:
+    _spoil_engine(rows, math.nan, *range(8))
+    for flags in ([], ["--oger.max_logprob_difference=1"]):
+        maker = controller(*PLAIN, *flags)
+        with pytest.raises(RuntimeError, match="step 1: no log-probability of the engine .* those of 8 rows are not"):
+            maker.make_experience_batch(rows)
+        assert maker.state()["engine_limit"] == (1 if flags else None)
+
+
+def test_an_engine_that_parts_is_seen_beside_a_row_that_is_not_finite(controller, models, rows) -> None:
+    models.difference = dict.fromkeys(TEXTS, -0.2)
+    _spoil_engine(rows, math.nan, BAD)
+    maker = controller(*PLAIN, "--oger.max_logprob_difference=0.1")
+    with pytest.raises(RuntimeError, match="differ from the policy's by 0.2000"):
+        maker.make_experience_batch(rows)
+
+
+@pytest.mark.parametrize("known", [math.nan, math.inf])
+def test_a_limit_that_is_not_finite_is_not_taken_from_a_checkpoint(controller, models, rows, known: float) -> None:
+    models.difference = dict.fromkeys(TEXTS, -0.1)
+    maker = controller(*PLAIN)
+    maker.resume(3, 9, {"engine_limit": known})
+    maker.make_experience_batch(rows)
+    assert maker.state()["engine_limit"] == pytest.approx(0.302, rel=1e-4)  # learnt anew: 3 * 0.1 + 0.002
+    maker = controller(*PLAIN)
+    maker.resume(3, 9, {"engine_limit": 0.05})
+    with pytest.raises(RuntimeError, match="limit: 0.0500"):
+        maker.make_experience_batch(rows)
 
 
 def _teachers(letters: Any) -> dict[str, list[Teacher]]:

@@ -39,6 +39,13 @@ def test_three_times_the_first_steps_rounding_is_the_limit() -> None:
     assert _of([0.125, -0.125] * 500).is_stale(first.limit())
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_within_no_limit(number: float) -> None:
+    found = _of([0.0, number])
+    assert found.is_stale(None) and found.is_stale(0.1)
+    assert _of([0.0, 0.1]).is_stale(math.nan)
+
+
 def test_a_mean_over_few_tokens_has_to_be_further_off() -> None:
     """Mean 0.1 above a limit of 0.082; the standard error is 0.1 / sqrt(n - 1)."""
     few, many = [0.0, 0.2] * 5, [0.0, 0.2] * 500

@@ -279,13 +279,16 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         step, deltas, weighed = self.current, [], []
         for experience in experiences:
             engine, experience.rollout_log_probs = experience.rollout_log_probs, None
-            finite = ~step.nonfinite[nonfinite.LOG_PROBS][experience.index].unsqueeze(1)
-            own = experience.action_mask.bool() & finite & ~teachers_tokens(experience)
+            own = experience.action_mask.bool() & ~teachers_tokens(experience)
+            broken = (own & ~engine.isfinite()).any(dim=1)
+            step.nonfinite[nonfinite.ENGINE_LOG_PROBS][experience.index] = broken
+            own &= ~(broken | step.nonfinite[nonfinite.LOG_PROBS][experience.index]).unsqueeze(1)
             deltas.append((engine - experience.action_log_probs)[own])
             if self.correction is not None:
                 weighed.append(self.correction.of(experience.action_log_probs, engine, own))
                 experience.engine_weights = weighed[-1].weight
-        compared = self.engine_guard.compare(torch.cat(deltas), step.number)
+        broken_rows = int(step.nonfinite[nonfinite.ENGINE_LOG_PROBS].sum())
+        compared = self.engine_guard.compare(torch.cat(deltas), step.number, left_out=broken_rows)
         return compared | (correction_metrics(weighed) if weighed else {})
 
     def _needs_old_log_probs_of_teachers(self) -> bool:

@@ -115,18 +115,30 @@ class EngineGuard:
         self._top_p, self._top_k = top_p, top_k
 
     def resume(self, limit: float | None) -> None:
-        """Continue with the limit that a checkpoint's run had learnt, where the user has set none."""
-        self.limit = limit if self.limit is None else self.limit
+        """Continue with the limit that a checkpoint's run had learnt, where the user has set none.
 
-    def compare(self, delta: torch.Tensor, step: int) -> dict[str, float]:
+        One that is not finite, as earlier versions could learn, would let every engine pass: it is learnt anew.
+        """
+        if self.limit is None and limit is not None and math.isfinite(limit):
+            self.limit = limit
+
+    def compare(self, delta: torch.Tensor, step: int, *, left_out: int = 0) -> dict[str, float]:
         """Return the step's metrics, none for a step without tokens: teachers began all rollouts and ended them.
 
-        ``delta`` [tokens]: the engine's log-probabilities of its own tokens, less the policy's.
+        ``delta`` [tokens]: the engine's log-probabilities of its own tokens, less the policy's. ``left_out``: rows
+        whose tokens are not in it because the engine's are not finite.
 
-        Raises RuntimeError when they show that the engine samples with other weights. A limit of None is set by the
-        first step with tokens to compare: in a run's first one weights are equal and differences are rounding.
+        Raises RuntimeError when they show that the engine samples with other weights, and where such rows leave none
+        to compare. A limit of None is set by the first step with tokens to compare: in a run's first one weights are
+        equal and differences are rounding.
         """
         if not len(delta):
+            if left_out:
+                raise RuntimeError(
+                    f"step {step}: no log-probability of the engine can be compared with the policy's: those of "
+                    f"{left_out} rows are not finite. The weights that vLLM samples from are broken, or its kernels "
+                    "overflow: check the model with oger eval, and the engine's log"
+                )
             return {}
         agreement = Agreement.of(delta, top_p=self._top_p, top_k=self._top_k)
         stale = agreement.is_stale(self.limit)

@@ -2,6 +2,8 @@
 
 log-probability (the policy's or the reference's),   no other row sees it; the updates that the row is in are
 value of the critic                                  skipped
+log-probability, the engine's                        the row is not compared with the policy, and its tokens have
+                                                     weight 1; the run stops where no row is left to compare
 entropy                                              the row earns no bonus
 similarity to the teachers                           it is unknown: no bonus, and the group's mean in its place
                                                      where rollouts make room
@@ -22,8 +24,8 @@ from oger_recipe.pipeline.controller.samples import Line, sample_lines
 from oger_recipe.pipeline.controller.training_step import TrainingStep
 from oger_recipe.run_folder.records import event, write_skipped
 
-LOG_PROBS, VALUES, ENTROPIES, SIMILARITIES, GRADES, REWARDS = KINDS = (
-    "log_probs", "values", "entropies", "similarities", "grades", "rewards",
+LOG_PROBS, VALUES, ENGINE_LOG_PROBS, ENTROPIES, SIMILARITIES, GRADES, REWARDS = KINDS = (
+    "log_probs", "values", "engine_log_probs", "entropies", "similarities", "grades", "rewards",
 )  # fmt: skip
 _TENSORS = {LOG_PROBS: ("action_log_probs", "base_action_log_probs", "kl"), VALUES: ("values",)}
 _OF_ROWS = ("kl", "logprobs_diff")  # among the infos: means of rows
