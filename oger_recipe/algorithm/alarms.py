@@ -185,19 +185,30 @@ def _engine_parted(history: History) -> Iterator[Finding]:
 # ---- what it solves
 
 
-def _solve_rate_lost(history: History) -> Iterator[Finding]:
-    now = history.now(SOLVED)
-    before = list(history.by_step(SOLVED).values())[: -history.recent]
+def _lost(history: History, back: int) -> tuple[float, float] | None:
+    """Return the solve rates of the last ``back`` steps and of the best steps before, where they are too far apart."""
+    now, before = history.last(SOLVED, back), list(history.by_step(SOLVED).values())[:-back]
     if now is None or len(before) < history.recent:  # a mean of fewer is chance
-        return
+        return None
     ends = range(history.recent, len(before) + 1)
     best = max(fmean(before[max(end - history.window, 0) : end]) for end in ends)
-    if best >= SOLVED_ONCE and now < SOLVED_LEFT * best:
+    return (now, best) if best >= SOLVED_ONCE and now < SOLVED_LEFT * best else None
+
+
+def _solve_rate_lost(history: History) -> Iterator[Finding]:
+    if lost := _lost(history, history.recent):
+        now, best = lost
         text = (
             f"the policy has collapsed: it solved {best:.3f} of its rollouts at its best, and {now:.3f} in the last "
             f"{history.recent} steps"
         )
         yield Finding(SOLVED, now, SOLVED_LEFT * best, text)
+
+
+def still_solves(history: History) -> bool:
+    """Say whether the policy has solved something in the last step, and not lost what it could: neither by the recent
+    steps, which is a collapse, nor by this step alone, which may be the first of one."""
+    return bool(history.last(SOLVED)) and not any(_lost(history, back) for back in (1, history.recent))
 
 
 def _never_solved(history: History) -> Iterator[Finding]:
@@ -333,8 +344,8 @@ ALARMS: dict[str, Alarm] = {
         (SOLVED,),
         "the mean of the recent steps is below a quarter of the best running mean, which was at least 0.05",
         _HEALTHY.format("above half of their best. A mean is not silenced by one lucky hit."),
-        "A new run with a lower actor.adam.lr is the usual remedy; the newest checkpoint of a step that solved "
-        "something is kept",
+        "A new run with a lower actor.adam.lr is the usual remedy; the newest checkpoint from before the "
+        "collapse is kept",
         _solve_rate_lost,
     ),
     "never_solved": Alarm(

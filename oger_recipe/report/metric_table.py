@@ -92,8 +92,8 @@ TABLE: tuple[Metric, ...] = (
        "rule of thumb: 0.05 to 0.95; outside hardly any group holds right and wrong rollouts, and there is little to "
        "compare",
        "Too low: easier problems, a warm start (oger.sft.epochs), teachers. Too high: harder problems. A fall far "
-       "below its best is a collapse (solve_rate_lost): resume from the newest checkpoint of a step that solved "
-       "something, with a lower actor.adam.lr."),
+       "below its best is a collapse (solve_rate_lost): the newest checkpoint from before it is kept; "
+       "resume from that with a lower actor.adam.lr."),
     _M("rollout/solve_all", LEARNING, "groups all right", "share", "prompts",
        "Share of groups whose own rollouts are all right. Without a bonus or another source that tells them apart "
        "these groups teach nothing.", (None, 0.8), "rule of thumb: below 0.8", "Harder problems, or leave solved "

@@ -117,11 +117,12 @@ def refuse_foreign(folder: Path, there: Iterable[Checkpoint]) -> None:
 def removable(checkpoints: Iterable[Checkpoint], newest: int, *, max_num: int, max_bytes: float) -> list[int]:
     """List the steps of checkpoints that may go once that of step ``newest`` is whole: the oldest, until limits hold.
 
-    That one stays, and so does the newest at whose step the policy solved something (fact ``solved``): should the
-    policy have been lost since, it is the last good one. Later steps, of an attempt that broke off, are not looked at.
+    That one stays, and so does the newest whole one at whose step the policy solved something and had not collapsed
+    (fact ``solved``): should the policy have been lost since, it is the last good one. Later steps, of an attempt that
+    broke off, are not looked at.
     """
     staying = [one for one in checkpoints if one.finished and one.step <= newest]
-    solved = [one.step for one in staying if one.facts.get("solved")]
+    solved = [one.step for one in staying if one.facts.get("solved") and one.fault is None]
     kept, gone = {newest, *solved[-1:]}, []
     for one in list(staying):
         too_many = len(staying) > max_num or sum(each.size for each in staying) > max_bytes

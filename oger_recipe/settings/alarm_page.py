@@ -18,7 +18,7 @@ A run checks its metrics after every step and every evaluation, and raises an al
 ```
 WARNING: step 41: the policy has collapsed: it solved 0.301 of its rollouts at its best, and 0.012 in the last 5 steps
 (rollout/solve_rate: 0.012, limit: 0.07525). A new run with a lower actor.adam.lr is the usual remedy; the newest
-checkpoint of a step that solved something is kept (oger.alarms.solve_rate_lost)
+checkpoint from before the collapse is kept (oger.alarms.solve_rate_lost)
 ```
 
 The run prints an alarm once, and again if it returns after it has cleared. `oger watch`, `oger runs` and the page of

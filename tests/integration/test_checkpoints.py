@@ -272,6 +272,10 @@ def sealed(*steps: int, solved: tuple[int, ...] = ()) -> list[Checkpoint]:
     return [Checkpoint(step, None, size=10, facts={"solved": step in solved}) for step in steps]
 
 
+def damaged(step: int) -> Checkpoint:
+    return Checkpoint(step, "a file is missing", size=10, facts={"solved": True})
+
+
 @pytest.mark.parametrize(
     ("there", "newest", "max_num", "max_bytes", "gone"),
     [
@@ -281,6 +285,7 @@ def sealed(*steps: int, solved: tuple[int, ...] = ()) -> list[Checkpoint]:
         (sealed(2, 4, 6, 8), 8, 9, 25, [2, 4]),
         (sealed(2, 4), 4, 1, 5, [2]),  # the newest stays, whatever the limits
         (sealed(2, 4, 6, 8, solved=(2, 4)), 8, 1, 100, [2, 6]),  # and so does the last that solved something
+        ([*sealed(2, solved=(2,)), damaged(4), *sealed(6)], 6, 1, 100, [4]),  # a damaged one is no good one
         (sealed(2, 4, 6, 8), 4, 1, 100, [2]),  # 6 and 8 are of an attempt that broke off
         ([*sealed(2), Checkpoint(4, "unfinished", finished=False), *sealed(6)], 6, 1, 100, [2]),
     ],

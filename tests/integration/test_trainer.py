@@ -302,6 +302,17 @@ def _step_metrics(**more: float) -> dict[str, float]:
     return {"rollout/response_tokens": 8.0, "timing/step_total": 1.0, "rollout/solve_rate": 0.5, **more}
 
 
+def test_a_collapse_does_not_cost_the_last_checkpoint_before_it(make_trainer) -> None:
+    """From 30 % to 1 %, of which every step solves something; nobody asks for the alarm."""
+    trainer = make_trainer("--ckpt.save_steps=1", "--oger.alarms.solve_rate_lost=off")
+    for step, solve_rate in enumerate([0.3] * 6 + [0.01] * 7, start=1):
+        trainer.save_logs_and_checkpoints(step, _step_metrics(**{"rollout/solve_rate": solve_rate}))
+        kept = [one.step for one in checkpoints.found(trainer.checkpoints)]
+        assert kept == ([6, step] if step > 6 else [step]), step  # ckpt.max_num is 1
+    trainer.save_logs_and_checkpoints(14, _step_metrics(**{"rollout/solve_rate": 0.4}))  # five steps at 0.088
+    assert [one.step for one in checkpoints.found(trainer.checkpoints)] == [14]
+
+
 @pytest.mark.parametrize("level", ["stop", "warn"])
 def test_an_alarm_that_stops_the_run_saves_its_step_and_costs_no_older_checkpoint(make_trainer, level: str) -> None:
     trainer = make_trainer(f"--oger.alarms.embedding_truncated={level}", "--ckpt.save_steps=1")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.algorithm.alarms import ALARMS, History, found
+from oger_recipe.algorithm.alarms import ALARMS, History, found, still_solves
 
 SOLVED, ENTROPY, LENGTH, STEPS = "rollout/solve_rate", "rollout/entropy", "rollout/response_length", "rollout/steps"
 TRUNCATED, FORMAT, NORM, EQUAL = "rollout/truncated", "rollout/format", "actor_grad_norm", "oger/equal_groups"
@@ -133,6 +133,26 @@ def test_the_best_solve_rate_is_a_mean_of_as_many_steps_as_the_recent_ones_at_le
     (finding,) = found("solve_rate_lost", history({SOLVED: [0.3] * 5 + [0.0] * 5}, window=10))
     assert finding.limit == pytest.approx(0.075)
     assert found("solve_rate_lost", history({SOLVED: [0.3] * 4 + [0.0] * 5}, window=10)) == []  # the fifth is a 0
+
+
+@pytest.mark.parametrize(
+    ("rates", "good"),
+    [
+        ([], False),
+        ([0.0], False),
+        ([0.001], True),  # so far it has nothing to lose
+        ([0.001, 0.0], False),
+        ([0.3] * 4 + [0.01], True),  # the best mean is of five steps
+        ([0.3] * 5 + [0.07], False),  # a quarter of 0.3 is 0.075: it may be the first step of a collapse
+        ([0.3] * 5 + [0.08], True),
+        ([0.3] * 5 + [0.07] * 9 + [0.08], False),  # a lucky one: the last five are at 0.072
+        ([0.3] * 5 + [0.07, 0.07] + [0.08] * 5, True),
+        ([0.04] * 5 + [0.001], True),  # below 0.05 it was chance
+        ([0.3] * 5 + [math.nan], False),
+    ],
+)
+def test_a_policy_that_has_solved_something_and_not_lost_it_still_solves(rates: list[float], good: bool) -> None:
+    assert still_solves(history({SOLVED: rates}, window=10)) == good
 
 
 def test_a_lucky_hit_silences_the_alarm_of_no_right_rollout_for_a_window() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.algorithm.alarms import ALARMS, OFF, REWARD, STOP, Finding, History, found
+from oger_recipe.algorithm.alarms import ALARMS, OFF, REWARD, STOP, Finding, History, found, still_solves
 from oger_recipe.algorithm.reward_watch import drift
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.run_folder.records import ALARM, ALARM_CLEARED, event
@@ -66,6 +66,11 @@ class Alarms:
     def stop(self) -> str | None:
         """Say which alarms with level stop were found after the newest step, if any."""
         return " ".join(self._stops) or None
+
+    @property
+    def still_solves(self) -> bool:
+        """Say whether the policy has not collapsed by the newest step, whatever the level of the alarm is."""
+        return still_solves(self._history)
 
     def _raise(self, step: int) -> None:
         """Record the alarms that were not raised before."""

@@ -51,7 +51,7 @@ CONTROLLER = "controller"  # in a checkpoint: the experience maker's state
 class Progress:
     """How far this attempt of a run has come; every field is set in the one place that is named, once it has begun."""
 
-    solved: bool = False  # whether the policy solved something in the last step: save_logs_and_checkpoints
+    solved: bool = False  # whether the policy has not collapsed by the last step: save_logs_and_checkpoints
     step: int = 0  # the last that was trained: save_logs_and_checkpoints
     client_states: dict[str, Any] = field(default_factory=dict)  # that step's, for its checkpoint: likewise
     saved: int = 0  # the step of the newest checkpoint: _save
@@ -232,7 +232,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         if bad := nonfinite.bad_numbers(metrics, limit=self.guards.max_skipped_updates):
             raise RecipeError(f"step {global_step} went wrong and is not saved: {bad}")
         run_folder.event(self.run_dir, "step", step=global_step, **metrics)
-        self.progress.solved = metrics["rollout/solve_rate"] > 0
+        self.progress.solved = self.alarms.still_solves
         if global_step % self.args.logger.logging_steps == 0:
             self.trackers.log_train(global_step, (logs_dict or {}) | metrics)
         self._stop_on_alarm()
