@@ -177,6 +177,23 @@ def test_a_rollout_of_unknown_entropy_or_similarity_earns_no_bonus(
     assert not any(value for name, value in metrics.items() if name.endswith("/failed"))
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_row_of_unknown_entropy_does_not_hide_that_of_the_others(controller, models, rows, number: float) -> None:
+    """All rows have three tokens; their mean entropy is ten times that at the position (conftest.py)."""
+    models.entropy = dict.fromkeys(TEXTS, 0.25) | {TEXTS[BAD]: number, TEXTS[2]: 0.95}
+    maker = controller(*PLAIN)
+    maker.make_experience_batch(rows)
+    metrics = maker.current.metrics
+    assert metrics[f"nonfinite/{ENTROPIES}"] == 1
+    assert metrics["rollout/entropy"] == pytest.approx((6 * 2.5 + 9.5) / 7)
+    assert metrics["oger/entropy"] == pytest.approx((6 * 0.25 + 0.95) / 7)
+    assert metrics["oger/entropy_p90"] == pytest.approx(0.25 + 0.4 * 0.7)  # 0.9 * 6 = 5.4: between the last two
+    assert metrics["oger/entropy_weight"] == pytest.approx((6 * math.exp(-0.25) + math.exp(-0.95)) / 7)
+    models.entropy = dict.fromkeys(TEXTS, number)
+    maker.make_experience_batch(rows)
+    assert all(not math.isfinite(maker.current.metrics[f"{name}/entropy"]) for name in ("rollout", "oger"))
+
+
 def test_a_reward_that_is_none_costs_its_group_the_step_and_no_other_one(controller, rows, tmp_path) -> None:
     """Each source is within bounds; their product is not."""
     (tmp_path / "large.py").write_text(

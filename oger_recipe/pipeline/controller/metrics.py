@@ -95,10 +95,10 @@ def _mean_token_entropy(batch: HybridBatch, entropy: torch.Tensor) -> float:
     """Average the rows' means ``entropy`` [N] (nats) over the tokens of the rollouts that are trained on.
 
     Rows with a teacher's tokens do not count, neither do rollouts that made room for a teacher: no model reads these.
-    nan where teachers began every rollout.
+    One row whose entropy is not finite, which is counted elsewhere, must not hide the others'. nan where none is left.
     """
     lengths = token_counts(batch.samples)
-    own = ~batch.is_teacher & (lengths > 0)
+    own = ~batch.is_teacher & (lengths > 0) & entropy.isfinite()
     return (entropy[own] @ lengths[own] / lengths[own].sum()).item() if own.any() else math.nan
 
 
@@ -134,7 +134,9 @@ def _teacher_metrics(step: TrainingStep) -> dict[str, float]:
 def _bonus_metrics(step: TrainingStep) -> dict[str, float]:
     batch, bonus, size = step.batch, step.bonus, step.rollouts.size
     on = ~batch.is_teacher
-    entropy, weight = step.entropy[on], step.entropy_weight[on]
+    finite = on & step.entropy.isfinite()
+    read = finite if finite.any() else on  # nan where no entropy is known
+    entropy, weight = step.entropy[read], step.entropy_weight[read]
     correct = on & (batch.scores > 0)
     similarity = batch.similarity[on & ~batch.similarity.isnan()]
     earned = bonus[correct]
