@@ -228,7 +228,7 @@ def _never_verified(history: History) -> Iterator[Finding]:
 
 def _equal_groups(history: History) -> Iterator[Finding]:
     now = history.last("oger/equal_groups", history.window)
-    if now is not None and now > EQUAL and "values" not in history.steps[-1]:  # a critic compares with its values
+    if now is not None and now > EQUAL:
         text = (
             f"in {now:.0%} of the groups of the last {history.window} steps all rows earn the same: nothing to learn"
         )
@@ -327,7 +327,8 @@ ALARMS: dict[str, Alarm] = {
     ),
     "equal_groups": Alarm(
         ("oger/equal_groups",),
-        "in more than 0.8 of the groups of a window of steps all rows earn the same; not with a critic",
+        "in more than 0.8 of the groups of a window of steps all rows earn the same; not where such groups "
+        "teach, as with a critic",
         "Such groups have no advantage, which is why DAPO (arXiv 2503.14476) samples others in their place.",
         "Problems of another difficulty, more rollouts a prompt, teachers, or algo.dynamic_filtering_enable",
         _equal_groups,

@@ -83,6 +83,14 @@ def group_estimators() -> list[str]:
     return [*ESTIMATORS, *RIGHT_ESTIMATORS, *of_steps]
 
 
+def equal_rewards_teach(estimator: str, rollout_advantage: str) -> bool:
+    """Say whether a group whose rows all earn the same may have advantages: its rows are compared with more than each
+    other (a critic, the batch), or by more than their rewards (steps of reasoning, a sign)."""
+    in_group = (*ESTIMATORS, *RIGHT_ESTIMATORS, *BATCH_ESTIMATORS, "rloo", "reinforce_baseline")
+    signed = estimator in ESTIMATORS and ROLLOUT_ADVANTAGES[rollout_advantage] is not None
+    return estimator not in in_group or signed
+
+
 def penalise_truncated(rewards: Tensor, truncated: Tensor, penalty: float, fixed: float | None) -> Tensor:
     """Give truncated rows (bool) the reward `fixed`, or add `penalty` to theirs (OAT's rules); all have one shape."""
     if fixed is not None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from oger_recipe.algorithm.credit import STEP_ESTIMATORS
+from oger_recipe.algorithm.credit import STEP_ESTIMATORS, equal_rewards_teach
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.checks.machine import gpus_by_role
 from oger_recipe.rewards.kinds import kind_of
@@ -108,10 +108,16 @@ def _of_filter(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
         flag for flag in ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef") if value[flag] is not None
     ]
     charges += ["oger.reward.sources"] * any(not (kind.is_rule or kind.is_bonus) for kind in oger.reward.kinds)
-    if value["algo.dynamic_filtering_enable"] and low == 0 and high == 1 and charges:
+    estimator, own = value["algo.advantage.estimator"], oger.advantage.rollout_advantage
+    why = f"with {' and '.join(charges)} the rewards of equally right rollouts may differ" if charges else None
+    if equal_rewards_teach(estimator, own):
+        why = (
+            f"with algo.advantage.estimator {estimator} and oger.rollout_advantage {own} groups of equal rewards teach"
+        )
+    if value["algo.dynamic_filtering_enable"] and low == 0 and high == 1 and why:
         yield (
-            f"algo.dynamic_filtering_enable leaves no group out: with {' and '.join(charges)} the rewards of equally "
-            "right rollouts may differ; to filter by the solve rate set algo.dynamic_filtering_range 0.01 0.99"
+            f"algo.dynamic_filtering_enable leaves no group out: {why}; to filter by the solve rate set "
+            "algo.dynamic_filtering_range 0.01 0.99"
         )
 
 

@@ -110,8 +110,9 @@ TABLE: tuple[Metric, ...] = (
     _M("oger/on_score", LEARNING, "solved, trained rows", "share", _OWN,
        "Share of right rows. It differs from rollout/solve_rate by the rollouts that made room for a teacher."),
     _M("oger/equal_groups", LEARNING, "groups without variance", "share", "groups as they are trained",
-       "Share of groups whose rows, teachers' included, all have the same trained reward: without a critic they have "
-       "no advantage and teach nothing. Missing where a group is one row.", (None, 0.8),
+       "Share of groups whose rows, teachers' included, all have the same trained reward, charges for length "
+       "included: they have no advantage and teach nothing. Missing where such groups teach (a critic, reinforce, "
+       "flash_reinforce, estimators of steps, oger.rollout_advantage), and where a group is one row.", (None, 0.8),
        "up to 0.8; above over a window of steps the run warns (equal_groups)",
        "Problems of another difficulty, more rollouts a prompt, teachers, or algo.dynamic_filtering_enable."),
     _M("oger/held_out_fall", LEARNING, "fall of held-out accuracy", "share", "evaluations so far",

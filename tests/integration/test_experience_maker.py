@@ -733,6 +733,29 @@ def test_groups_without_variance_and_answers_that_were_found_are_counted(
 
 
 @pytest.mark.parametrize(
+    ("flags", "share"),
+    [
+        ([], 1.0),
+        (["--algo.advantage.estimator=rloo"], 1.0),
+        (["--algo.advantage.estimator=gdpo"], 1.0),
+        (["--algo.advantage.estimator=reinforce"], None),  # all rows of the step are compared
+        (["--oger.rollout_advantage=sign_exp_entropy"], None),  # which reads the score alone
+        # Of the 8 tokens that are allowed the last 5 are charged: the rows of 4 and 3 tokens earn 0.8 and 1.
+        (["--rollout.max_new_tokens=8", "--reward.overlong_buffer_len=5"], 0.5),
+    ],
+)
+def test_groups_of_equal_rewards_are_counted_where_they_teach_nothing(controller, rollout, flags, share):
+    """A group of wrong rows and one of right rows, which have two lengths."""
+    maker = controller("--oger.bonus_weight=0", "--oger.max_replace_num=0", "--rollout.n_samples_per_prompt=2", *flags)
+    rows = [("ab", 0.0, "u"), ("cd", 0.0, "u"), ("abc", 1.0, "v"), ("ab", 1.0, "v")]
+    experiences = maker.make_experience_batch([rollout(text, reward, uid=uid) for text, reward, uid in rows])
+    found = maker.current.metrics["oger/equal_groups"]
+    assert math.isnan(found) if share is None else found == share
+    advantages = torch.tensor(first_tokens(experiences)).view(2, 2)
+    assert (advantages == 0).all(dim=1).float().mean() == (share or 0.0)
+
+
+@pytest.mark.parametrize(
     ("returned", "share"),
     [
         (0.0, None),

@@ -103,6 +103,11 @@ KEPT, LEFT_OUT = ["x:1,0", "y:0,1"], ["m:0,0", "n:1,1"]
         ("right:1,1", ["--oger.all_correct_group=skip"], False),
         ("wrong:1,1", [NO_BONUS, "--oger.teacher_gate=0.5"], False),
         ("nobody:0,0", [NO_BONUS, "--oger.rollout_advantage=sign_exp_entropy"], True),
+        *[
+            ("nobody:0,0", [f"--algo.advantage.estimator={name}"], True)
+            for name in ("gae", "reinforce", "process_grpo")
+        ],
+        *[("nobody:0,0", [f"--algo.advantage.estimator={name}"], False) for name in ("rloo", "gdpo", "max_rl")],
         ("right:0,0", [NO_BONUS, "--oger.teacher_gate=0"], True),
         ("nobody:0,0t", [], False),
         ("nobody:0,0t", ["--oger.non_stop_penalty=-1"], True),

@@ -196,6 +196,8 @@ def test_a_bonus_that_is_listed_and_adds_nothing_is_noted(parser: argparse.Argum
         ([listed(RULE, HEAD)], "oger.reward.sources"),
         (["--reward.overlong_buffer_len=8", "--algo.dynamic_filtering_range", "0.01", "0.99"], None),
         (["--reward.overlong_buffer_len=8", "--no-algo.dynamic_filtering_enable"], None),
+        (["--algo.advantage.estimator=reinforce"], "algo.advantage.estimator reinforce"),
+        (["--oger.rollout_advantage=sign_exp_entropy"], "oger.rollout_advantage sign_exp_entropy"),
         ([], None),
     ],
 )
@@ -205,4 +207,4 @@ def test_a_filter_that_leaves_nothing_out_is_noted(
     known = ["--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range", "0", "1", *flags]
     said = notes_of(vars(parser.parse_args(known)), parser.get_default)
     found = [note for note in said if note.startswith("algo.dynamic_filtering_enable leaves no group out")]
-    assert [f"with {charges} the rewards" in note for note in found] == ([] if charges is None else [True])
+    assert [charges in note.partition(": with ")[2] for note in found] == ([] if charges is None else [True])

@@ -188,10 +188,6 @@ def test_the_median_is_of_the_fifty_steps_before() -> None:
     assert limits("gradient_norm", {NORM: [*[100.0] * 60, *[1.0] * 24, 11.0]}) == []
 
 
-def test_groups_are_not_compared_where_there_is_a_critic() -> None:
-    assert limits("equal_groups", {EQUAL: [1.0, 1.0], "values": [0.1, 0.1]}) == []
-
-
 def test_each_source_raises_an_alarm_of_its_own_unless_it_is_excused() -> None:
     columns: Columns = {f"reward/{name}/length_correlation": [0.9] for name in ("rule", "a.b", "judge")}
     run = history(columns, excused={"reward/rule/length_correlation"})

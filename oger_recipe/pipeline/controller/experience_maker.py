@@ -24,6 +24,7 @@ from oger_recipe.algorithm.credit import (
     ESTIMATORS,
     RIGHT_ESTIMATORS,
     STEP_ESTIMATORS,
+    equal_rewards_teach,
     hybrid_advantages,
     token_advantages,
 )
@@ -47,7 +48,7 @@ from oger_recipe.pipeline.controller.hybrid_batch import (
     uid_of,
 )
 from oger_recipe.pipeline.controller.likelihoods import AnswerLikelihoods, PolicyLikelihoods
-from oger_recipe.pipeline.controller.metrics import metrics_of
+from oger_recipe.pipeline.controller.metrics import equal_groups, metrics_of
 from oger_recipe.pipeline.controller.reward_sources import RewardSources
 from oger_recipe.pipeline.controller.samples import sample_lines
 from oger_recipe.pipeline.controller.training_step import TrainingStep
@@ -177,6 +178,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             | {"oger/bonus_weight": step.bonus_weight}
             | ({"oger/hint_share": hints.hint_share_at(self.step, self.planned_steps)} if hints.hint_share else {})
             | metrics_of(step)
+            | {"oger/equal_groups": self._equal_groups(experiences)}
             | self.reward_sources.watch.look_at(step)
             | {"oger/embedding_share_read": share_read(self.measure, step.rollouts, step.batch)}
         )
@@ -367,6 +369,13 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         step, batch = self.current, self.current.batch
         truncated = batch.truncated & self.settings.advantage.disable_truncation_advantage
         return step.rewards.dropped.repeat_interleave(self.size) | batch.left_out | truncated
+
+    def _equal_groups(self, experiences: list[Experience]) -> float:
+        """Return the share of groups that have nothing to compare, after OpenRLHF's charges for length; nan where
+        groups of equal rewards teach, too."""
+        if equal_rewards_teach(self.args.algo.advantage.estimator, self.settings.advantage.rollout_advantage):
+            return math.nan
+        return equal_groups(self._by_row(experiences, lambda each: each.rewards).view(-1, self.size))
 
     def _spread_over_tokens(self, experience: Experience, advantages: torch.Tensor) -> None:
         """Put each row's advantage, [B], on its response tokens, less the KL penalty of the tokens from there on."""

@@ -70,7 +70,7 @@ def _form(verdict: Verdict) -> bool | None:
     return None if verdict.extracted is None else True
 
 
-def _equal_groups(rewards: torch.Tensor) -> float:
+def equal_groups(rewards: torch.Tensor) -> float:
     """Return the share of groups whose rows earn the same, of rewards [groups, n]; nan where a group is one row."""
     return (rewards == rewards[:, :1]).all(dim=1).float().mean().item() if rewards.shape[1] > 1 else math.nan
 
@@ -127,7 +127,6 @@ def _teacher_metrics(step: TrainingStep) -> dict[str, float]:
         "oger/rollout_advantage_abs": _mean(advantages[on].abs()),
         "oger/advantage_max": advantages.max().item(),
         "oger/advantage_min": advantages.min().item(),
-        "oger/equal_groups": _equal_groups(step.rewards.total.view(-1, step.rollouts.size)),
     }
 
 

@@ -1,4 +1,5 @@
-"""Which groups dynamic filtering leaves out: those whose rows, it is certain before any forward pass, earn the same.
+"""Which groups dynamic filtering leaves out: those whose rows, it is certain before any forward pass, earn the same,
+where such groups teach nothing.
 
 Others are sampled in their place (samples_generator.py), as DAPO does. OpenRLHF looks at the rollouts' scores alone:
 there a group of wrong rollouts goes although a right teacher enters it, and one of right rollouts although a bonus
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 from openrlhf.trainer.ppo_utils.experience import Experience
 
+from oger_recipe.algorithm.credit import equal_rewards_teach
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.pipeline.controller.hybrid_batch import may_replace
 from oger_recipe.settings.oger import OgerSettings
@@ -26,8 +28,9 @@ class GroupFilter:
     args: SimpleNamespace
 
     def keeps(self, rollouts: Sequence[Experience], teachers: list[Teacher]) -> bool:
-        """Say whether a group of a prompt with these teachers is trained: its rows may earn different rewards, and its
-        solve rate is within algo.dynamic_filtering_range, of which 0 and 1 themselves leave nothing out."""
+        """Say whether a group of a prompt with these teachers is trained: its rows may earn different rewards, or teach
+        without that, and its solve rate is within algo.dynamic_filtering_range, of which 0 and 1 themselves leave
+        nothing out."""
         if any(rollout.rewards is None for rollout in rollouts):  # not graded: the run stops for it
             return True
         low, high = self.args.algo.dynamic_filtering_range
@@ -38,8 +41,8 @@ class GroupFilter:
     def _may_differ(self, rollouts: Sequence[Experience], teachers: list[Teacher]) -> bool:
         settings, reward = self.settings, self.args.reward
         others = any(not (kind.is_rule or kind.is_bonus) for kind in settings.reward.kinds)
-        signed = settings.advantage.rollout_advantage != "estimator"  # groups of equal rewards are trained, too
-        if signed or others or reward.overlong_buffer_len is not None or reward.stop_properly_penalty_coef is not None:
+        teach = equal_rewards_teach(self.args.algo.advantage.estimator, settings.advantage.rollout_advantage)
+        if teach or others or reward.overlong_buffer_len is not None or reward.stop_properly_penalty_coef is not None:
             return True
         charged = settings.advantage.non_stop_penalty != 0 or settings.advantage.non_stop_fixed_reward is not None
         earned = {(each.rewards[0].item(), charged and bool(each.truncated[0])) for each in rollouts}
