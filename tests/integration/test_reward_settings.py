@@ -191,13 +191,19 @@ def test_a_bonus_that_is_listed_and_adds_nothing_is_noted(parser: argparse.Argum
 @pytest.mark.parametrize(
     ("flags", "charges"),
     [
-        (["--reward.overlong_buffer_len=8"], "reward.overlong_buffer_len"),
-        (["--reward.stop_properly_penalty_coef=0.5"], "reward.stop_properly_penalty_coef"),
-        ([listed(RULE, HEAD)], "oger.reward.sources"),
+        (["--reward.overlong_buffer_len=8"], "reward.overlong_buffer_len the rewards"),
+        (["--reward.stop_properly_penalty_coef=0.5"], "reward.stop_properly_penalty_coef the rewards"),
+        ([listed(RULE, HEAD)], "oger.reward.sources the rewards"),
         (["--reward.overlong_buffer_len=8", "--algo.dynamic_filtering_range", "0.01", "0.99"], None),
         (["--reward.overlong_buffer_len=8", "--no-algo.dynamic_filtering_enable"], None),
-        (["--algo.advantage.estimator=reinforce"], "algo.advantage.estimator reinforce"),
-        (["--oger.rollout_advantage=sign_exp_entropy"], "oger.rollout_advantage sign_exp_entropy"),
+        (
+            ["--algo.advantage.estimator=reinforce"],
+            "algo.advantage.estimator reinforce and oger.rollout_advantage estimator groups",
+        ),
+        (
+            ["--oger.rollout_advantage=sign_exp_entropy"],
+            "algo.advantage.estimator dr_grpo and oger.rollout_advantage sign_exp_entropy groups",
+        ),
         ([], None),
     ],
 )
@@ -207,4 +213,4 @@ def test_a_filter_that_leaves_nothing_out_is_noted(
     known = ["--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range", "0", "1", *flags]
     said = notes_of(vars(parser.parse_args(known)), parser.get_default)
     found = [note for note in said if note.startswith("algo.dynamic_filtering_enable leaves no group out")]
-    assert [charges in note.partition(": with ")[2] for note in found] == ([] if charges is None else [True])
+    assert [f"with {charges} " in note for note in found] == ([] if charges is None else [True])

@@ -28,9 +28,9 @@ class GroupFilter:
     args: SimpleNamespace
 
     def keeps(self, rollouts: Sequence[Experience], teachers: list[Teacher]) -> bool:
-        """Say whether a group of a prompt with these teachers is trained: its rows may earn different rewards, or teach
-        without that, and its solve rate is within algo.dynamic_filtering_range, of which 0 and 1 themselves leave
-        nothing out."""
+        """Say whether a group of a prompt with these teachers is trained: its rows may earn different rewards, or
+        teach without that, and its solve rate is within algo.dynamic_filtering_range, of which 0 and 1 themselves
+        leave nothing out."""
         if any(rollout.rewards is None for rollout in rollouts):  # not graded: the run stops for it
             return True
         low, high = self.args.algo.dynamic_filtering_range
