@@ -68,13 +68,14 @@ class Chaos:
         record |= {"trial": one.number, "seed": self.seed, "recipe": recipe, "victim": one.victim.name}
         record |= {"phase": one.phase, "moment": round(one.moment, 3), "terminal": attempt.text()[-4000:]}
         differs = exact.differences(run_dir, reference) if run_dir.exists() else []
+        record["differs"] = differs[:10]
         if differs and not record.get("told"):
             record["faults"].append(f"the run is not the one that was not struck: {differs[:3]}")
         append_json(self.trials, record)
         print(table.line(record), flush=True)
         if differs:
             # There is nothing to compare any more.
-            append_json(self.trials, {"trial": one.number, "resumed": None, "differs": differs[:10]})
+            append_json(self.trials, {"trial": one.number, "resumed": None})
             shutil.rmtree(run_dir)
 
     def settle(self) -> None:

@@ -20,7 +20,7 @@ from exact import differences, phase_seconds, reference_of
 from hang import HANG_S
 from plan import CELLS, PHASES, VICTIMS, Trial, phase_of, trial
 from processes import MARK, Tree, left_over, shared_files, wait
-from strike import faults, struck
+from strike import _told, faults, struck
 
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.run_folder.checkpoints import seal
@@ -76,6 +76,14 @@ def test_a_sentence_names_who_when_and_where(tmp_path: Path, text: str, wrong: l
     text = text.format(ended="oger train: training stopped", log=tmp_path / "policy-0.log")
     found = faults(Trial(1, POLICY, "training", 0.5), text, "training", 3)
     assert len(found) == len(wrong) and all(words in each for words, each in zip(wrong, found, strict=True))
+
+
+def test_only_a_victim_whose_loss_is_said_excuses_another_run() -> None:
+    victims = {each.name: each for each in VICTIMS}
+    text = "step 3/24 | solved 0.1 | rider 0.2\nafter step 3: 8 answers have no score of rider\n"
+    trials = [Trial(1, victims[name], "generation", 0.0) for name in ("plugin", "encoder", "grading worker", "policy")]
+    assert [_told(each, text) for each in trials] == [True, False, False, False]
+    assert not _told(trials[0], text.partition("\n")[0])  # every step prints this
 
 
 def test_a_trial_whose_victim_never_comes_is_none(tmp_path: Path) -> None:
@@ -214,10 +222,23 @@ def test_the_table_counts_what_passed_and_names_every_miss() -> None:
         {"trial": 2, "resumed": ["samples of step 3 differ"]},
         ended | {"trial": 3, "hit": "broadcast"},
     ]
+    other = ended | {"victim": "encoder", "differs": ["metrics of step 3 differ: loss"], "end": "went on"}
+    records += [
+        other | {"trial": 4, "told": True},
+        {"trial": 4, "resumed": None},
+        other | {"trial": 5, "told": False, "faults": ["the run is not the one that was not struck"]},
+        {"trial": 5, "resumed": None},
+        other | {"trial": 6, "told": True, "differs": []},
+        {"trial": 6, "resumed": []},
+    ]
     page = table.page(records)
-    assert "3 trials, 1 with a miss; after 2 of them the run was resumed and compared." in page
-    (row,) = (line for line in page.splitlines() if line.startswith("| policy |"))
-    assert [cell.strip() for cell in row.split("|")[1:-1]] == [
-        "policy", "", "", "", "**1 of 2**", "1", "", "", "4.0", "3 of 3", "2 of 3", "1 of 2",
-    ]  # fmt: skip
+    summary = "6 trials, 2 with a miss; after 3 of them the run was resumed and compared; 1 differed, as they said."
+    assert summary in page
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+    assert [row for row in rows if row and row[0] in ("policy", "encoder") and len(row) > 4] == [
+        ["policy", "", "", "", "**1 of 2**", "1", "", "", "4.0", "3 of 3", "2 of 3", "1 of 2", ""],
+        ["encoder", "", "", "", "**2 of 3**", "", "", "", "2.5", "2 of 3", "3 of 3", "1 of 1", "1"],
+    ]
+    said = [", another run from here on, as it said" in table.line(each) for each in table.merged(records)]
+    assert said == [False, False, False, True, False, False]
     assert "| 2 | policy | training | left: port 7 of process 8; resumed: samples of step 3 differ |" in page
