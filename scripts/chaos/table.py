@@ -38,6 +38,11 @@ def misses(record: Record) -> list[str]:
     return found + [f"resumed: {each}" for each in record.get("resumed") or []]
 
 
+def is_no_chance(record: Record) -> bool:
+    """Say whether a trial left something behind, or its run was not resumed exactly: no moment excuses that."""
+    return bool(record.get("left") or record.get("resumed") or (record.get("differs") and not record.get("told")))
+
+
 def line(record: Record) -> str:
     wrong = misses(record)
     after = f" after {record['seconds']} s" if "seconds" in record else ""
@@ -64,13 +69,17 @@ def _differed_as_said(record: Record) -> bool:
 
 def page(records: Sequence[Record]) -> str:
     trials = merged(records)
-    head = ["struck", *PHASES, "longest, s", "named", "clean", "exact", "differed, as it said"]
-    rows = [_row(victim.name, [each for each in trials if each["victim"] == victim.name]) for victim in VICTIMS]
     wrong = [_miss(each) for each in trials if misses(each)]
-    parts = [_HEAD, _markdown(head, rows), _LEGEND.format(summary=summary(trials))]
+    parts = [_HEAD, of_victims(trials), _LEGEND.format(summary=summary(trials))]
     if wrong:
         parts += ["## Misses\n", _markdown(["trial", "struck", "phase", "what was wrong"], wrong)]
     return "\n".join(parts)
+
+
+def of_victims(trials: Sequence[Record]) -> str:
+    head = ["struck", *PHASES, "longest, s", "named", "clean", "exact", "differed, as it said"]
+    rows = [_row(victim.name, [each for each in trials if each["victim"] == victim.name]) for victim in VICTIMS]
+    return _markdown(head, rows)
 
 
 _LEGEND = """

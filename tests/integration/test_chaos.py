@@ -106,6 +106,56 @@ def test_a_run_that_does_not_resume_is_a_miss_of_the_last_trial(
     assert miss.startswith("resumed: it did not resume: exit code 1 after ")
 
 
+PASSED = {"trial": 7, "seed": 3, "recipe": "smoke", "end": "exit 1", "faults": [], "left": [], "differs": []}
+UNNAMED = PASSED | {"faults": ["the last words do not match 'the policy died'"]}
+
+
+class _Again(chaos.Chaos):
+    """Whose trials that are made again end as it is told."""
+
+    def __init__(self, out: Path, second: table.Record) -> None:
+        super().__init__(out, 0, out)
+        self.made: list[Trial] = []
+        self._second = second
+
+    def alone(self, one: Trial) -> table.Record:
+        self.made.append(one)
+        return self._second
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "excused"),
+    [
+        (UNNAMED, PASSED | {"resumed": []}, True),
+        (UNNAMED | {"told": True, "differs": ["metrics"]}, PASSED, True),
+        (UNNAMED | {"end": "hung"}, UNNAMED, False),
+        (UNNAMED, PASSED | {"resumed": ["weights of step 3 differ"]}, False),
+        (PASSED | {"left": ["port 7 of process 8"]}, None, False),
+        (PASSED | {"resumed": ["weights of step 3 differ"]}, None, False),
+        (UNNAMED | {"told": False, "differs": ["metrics"]}, None, False),
+    ],
+)
+def test_a_second_trial_excuses_a_miss_but_not_what_was_left_or_an_inexact_resume(
+    tmp_path: Path, first: table.Record, second: table.Record | None, excused: bool
+) -> None:
+    again = _Again(tmp_path, second or {})
+    assert again.excused(first) is excused
+    assert again.made == ([trial(3, 7)] if second else [])  # by the seed that drew it
+
+
+def test_a_trial_again_is_one_in_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chaos, "_RECIPES", tmp_path)  # where there is none
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for recipe in ("smoke", "judges"):
+        (tmp_path / f"reference_{recipe}.json").write_text('{"steps": {}, "seconds": {}}')
+    (tmp_path / "again_7").mkdir()
+    (tmp_path / "again_7" / "trials.jsonl").write_text(json.dumps(PASSED) + "\n")  # of another time
+    record = chaos.Chaos(tmp_path, 3, tmp_path).alone(trial(3, 7))
+    assert (record["trial"], record["seed"], record["end"]) == (7, 3, "ended before it was struck")
+    assert table.misses(record)[-1].startswith("resumed: it did not resume: exit code 1")
+    assert not (tmp_path / "trials.jsonl").exists()
+
+
 @pytest.fixture()
 def run_dir(tmp_path: Path) -> Path:
     for step in (1, 2):
@@ -129,6 +179,22 @@ def _train(run_dir: Path, step: int) -> None:
         (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
         (checkpoint / name).write_text(f"{name} {step}")
     seal(checkpoint, step)
+
+
+def test_a_run_at_its_end_is_let_come_to_it_for_the_last_verdict(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No further step would come."""
+    out = run_dir.parent
+    monkeypatch.setattr(chaos, "_RECIPES", out)  # where there is none
+    monkeypatch.setattr(tempfile, "tempdir", str(out))
+    (out / "reference_smoke.json").write_text(json.dumps(reference_of(run_dir)))
+    (out / "trials.jsonl").write_text('{"trial": 4, "recipe": "smoke", "end": "exit 1", "faults": []}\n')
+    shutil.move(run_dir, out / "smoke")
+    chaos.Chaos(out, 0, out).settle()
+    (miss,) = table.misses(table.merged(read_jsonl(out / "trials.jsonl"))[0])
+    assert miss.startswith("resumed: oger train: ") and "no such recipe file" in miss
+    assert not (out / "smoke").exists()
 
 
 def _append(run_dir: Path, name: str, text: str) -> None:
