@@ -149,7 +149,7 @@ def test_a_trial_again_is_one_in_a_run_of_its_own(tmp_path: Path, monkeypatch: p
     for recipe in ("smoke", "judges"):
         (tmp_path / f"reference_{recipe}.json").write_text('{"steps": {}, "seconds": {}}')
     (tmp_path / "again_7").mkdir()
-    (tmp_path / "again_7" / "trials.jsonl").write_text(json.dumps(PASSED) + "\n")  # of another time
+    (tmp_path / "again_7" / "trials.jsonl").write_text(json.dumps(PASSED | {"resumed": []}) + "\n")  # of another time
     record = chaos.Chaos(tmp_path, 3, tmp_path).alone(trial(3, 7))
     assert (record["trial"], record["seed"], record["end"]) == (7, 3, "ended before it was struck")
     assert table.misses(record)[-1].startswith("resumed: it did not resume: exit code 1")
