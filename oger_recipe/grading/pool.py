@@ -2,7 +2,7 @@
 
 Symbolic mathematics can take for ever on a few characters, its libraries' own timeouts are signals that do not work in
 threads, and OpenRLHF grades in threads. A process can be killed: its answer then counts as not graded, no other answer
-notices, and the next one finds a new worker.
+notices, and the next one finds a new worker. Where a process died by itself, a new one grades its answer once more.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class GradingPool:
         return Graded(verdict)
 
     def _by_worker(self, answers: list[Answer]) -> list[Graded]:
-        """Grade one worker's share, one after the other. A lost worker costs one answer."""
+        """Grade one worker's share, one after the other. A lost worker costs at most one answer."""
         results: list[Graded] = []
         worker = self._free.get()
         try:
@@ -172,7 +172,13 @@ class GradingPool:
                     worker = None
                 if worker is None:
                     worker = self._fork_server.worker(limits.memory_mb)
-                results.append(worker.grade(answer, limits.time_s))
+                graded = worker.grade(answer, limits.time_s)
+                if worker.died:  # perhaps through no fault of this answer: once more, in the time that it has left
+                    worker.close()
+                    worker = None
+                    worker = self._fork_server.worker(limits.memory_mb)
+                    graded = worker.grade(answer, limits.time_s, graded.seconds)
+                results.append(graded)
                 if worker.lost or worker.answered >= _ANSWERS_PER_WORKER:
                     worker.close()
                     worker = None

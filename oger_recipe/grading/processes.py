@@ -28,16 +28,18 @@ Answer = tuple[str, str, str, "Mapping[str, Any] | None"]  # task, response, ref
 
 
 class Worker:
-    """A process that grades. answered: how often it was asked; lost: its last answer was its end."""
+    """A process that grades. answered: how often it was asked; lost: its last answer was its end; died: it ended by
+    itself, perhaps before it was asked."""
 
     def __init__(self, connection: socket.socket, pid: int, memory_limit_mb: int) -> None:
         self._connection, self._pid = connection, pid
         self.memory_limit_mb = memory_limit_mb
-        self.answered, self.lost = 0, False
+        self.answered, self.lost, self.died = 0, False, False
 
-    def grade(self, answer: Answer, limit_s: float) -> Graded:
-        """Grade an answer, which may end this worker. ``limit_s`` holds for all of it, however slow the reply is."""
-        started = time.monotonic()
+    def grade(self, answer: Answer, limit_s: float, spent_s: float = 0.0) -> Graded:
+        """Grade an answer, which may end this worker. ``limit_s`` holds for all of it, however slow the reply is, and
+        what another worker has spent on it counts."""
+        started = time.monotonic() - spent_s
         self.answered += 1
         graded = self._asked(answer, limit_s, started + limit_s)
         return replace(graded, seconds=time.monotonic() - started)
@@ -51,6 +53,7 @@ class Worker:
         except TimeoutError:
             return self._give_up(f"grading took more than {limit_s} s", timed_out=True)
         except (OSError, EOFError):
+            self.died = True
             return self._give_up("the grading process died (memory, or a crash of its libraries)")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             # Another process than the worker, or the verifier itself, wrote to its connection.

@@ -68,18 +68,21 @@ class Chaos:
         record |= {"trial": one.number, "seed": self.seed, "recipe": recipe, "victim": one.victim.name}
         record |= {"phase": one.phase, "moment": round(one.moment, 3), "terminal": attempt.text()[-4000:]}
         differs = exact.differences(run_dir, reference) if run_dir.exists() else []
+        record["differs"] = differs[:10]
         if differs and not record.get("told"):
             record["faults"].append(f"the run is not the one that was not struck: {differs[:3]}")
         append_json(self.trials, record)
         print(table.line(record), flush=True)
         if differs:
             # There is nothing to compare any more.
-            append_json(self.trials, {"trial": one.number, "resumed": None, "differs": differs[:10]})
+            append_json(self.trials, {"trial": one.number, "resumed": None})
             shutil.rmtree(run_dir)
 
     def settle(self) -> None:
         """Resume the runs once more, for the verdict on the last trials."""
         for recipe in sorted({each.recipe for each in VICTIMS}):
+            if self._waiting(recipe):
+                self._finish_or_go_on(recipe, self.out / recipe, self.reference(recipe))
             if self._waiting(recipe):
                 attempt = self._attempt(recipe)
                 try:
@@ -125,6 +128,23 @@ class Chaos:
     def next(self) -> int:
         return 1 + max((each["trial"] for each in read_jsonl(self.trials) if "end" in each), default=0)
 
+    def alone(self, one: Trial) -> table.Record:
+        """Make a trial in a run of its own."""
+        folder = self.out / f"again_{one.number}"
+        shutil.rmtree(folder, ignore_errors=True)
+        own = Chaos(folder, self.seed, self.references)
+        own.run(one)
+        own.settle()
+        (record,) = table.merged(read_jsonl(own.trials))
+        return record
+
+    def excused(self, record: table.Record) -> bool:
+        """Say whether a trial with a miss passes when it is made again, alone: the first one met an unlucky moment."""
+        if table.is_no_chance(record):
+            return False
+        print(f"trial {record['trial']} again, alone:", flush=True)
+        return not table.misses(self.alone(trial(record["seed"], record["trial"])))
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="chaos.sh", description=__doc__)
@@ -135,6 +155,9 @@ def main() -> None:
         "--minutes", type=float, default=float("inf"), help="begin no further trial after these; 0: one trial"
     )
     parser.add_argument("--trial", type=int, help="make this one alone, in a run of its own")
+    parser.add_argument(
+        "--twice", action="store_true", help="make each trial with a miss again, alone, before it counts"
+    )
     parser.add_argument("--table", type=Path, help="write the table of all trials so far to this file, and end")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # an attempt ends with its trial
@@ -144,17 +167,21 @@ def main() -> None:
         return
     until = time.monotonic() + args.minutes * 60
     if args.trial:
-        chaos = Chaos(args.out / f"again_{args.trial}", args.seed, args.out)
-        chaos.run(trial(args.seed, args.trial))
+        trials = [chaos.alone(trial(args.seed, args.trial))]
     else:
         first = chaos.next()
         while chaos.next() <= args.trials and (chaos.next() == first or time.monotonic() < until):
             chaos.run(trial(args.seed, chaos.next()))
-    if args.trial or chaos.next() > args.trials:
-        chaos.settle()
-    trials = table.merged(read_jsonl(chaos.trials))
+        if args.twice or chaos.next() > args.trials:
+            chaos.settle()
+        trials = table.merged(read_jsonl(chaos.trials))
     print(table.summary(trials), flush=True)
-    sys.exit(any(map(table.misses, trials)))
+    missed = [each for each in trials if table.misses(each)]
+    if args.twice:
+        missed = [each for each in missed if not chaos.excused(each)]
+        print(table.of_victims(trials), *map(table.line, missed), sep="\n")
+        print(f"{len(missed)} trials fail: those above this line" if missed else "no trial fails", flush=True)
+    sys.exit(bool(missed))
 
 
 if __name__ == "__main__":

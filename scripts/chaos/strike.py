@@ -22,7 +22,8 @@ _LOG = re.compile(r"(?:its log: |processes are in )([^\n;]+\.(?:log|txt))")
 def struck(one: Trial, attempt: Attempt, step: int, seconds: Mapping[str, float]) -> dict[str, Any]:
     """Strike the attempt in ``step``, and return the trial's record. ``seconds``: how long phases take.
 
-    told: the run may go on as another one, without what the victim did, as its lines say.
+    told: the run may go on as another one, without what the victim did, as its lines say; one that says nothing of the
+    victim has to go on as the same run.
 
     Raises:
         Ended: it ended by itself before that.
@@ -63,7 +64,7 @@ def struck(one: Trial, attempt: Attempt, step: int, seconds: Mapping[str, float]
         "seconds": round(after, 1),
         "clean_after": round(time.time() - since, 1),
         "faults": wrong,
-        "told": not one.victim.ends and bool(re.search(one.victim.said or "", "\n".join(_notes(text)))),
+        "told": _told(one, text),
         "left": left,
     }
 
@@ -71,6 +72,11 @@ def struck(one: Trial, attempt: Attempt, step: int, seconds: Mapping[str, float]
 def _goes_on(one: Trial, attempt: Attempt, struck: float) -> bool:
     """Say whether a run that may continue does. One that has to end may train steps until it does."""
     return not one.victim.ends and attempt.steps_after(struck) >= GOES_ON
+
+
+def _told(one: Trial, text: str) -> bool:
+    victim = one.victim
+    return not victim.ends and victim.said is not None and bool(re.search(victim.said, "\n".join(_notes(text))))
 
 
 def _end(one: Trial, attempt: Attempt, struck: float) -> str:

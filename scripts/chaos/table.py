@@ -38,39 +38,59 @@ def misses(record: Record) -> list[str]:
     return found + [f"resumed: {each}" for each in record.get("resumed") or []]
 
 
+def is_no_chance(record: Record) -> bool:
+    """Say whether a trial left something behind, or its run was not resumed exactly: no moment excuses that."""
+    return bool(record.get("left") or record.get("resumed") or (record.get("differs") and not record.get("told")))
+
+
 def line(record: Record) -> str:
     wrong = misses(record)
     after = f" after {record['seconds']} s" if "seconds" in record else ""
     what = (
         f"trial {record['trial']:>3}: {record['victim']}, {record.get('hit', record['phase'])}: {record['end']}{after}"
     )
+    what += ", another run from here on, as it said" if _differed_as_said(record) else ""
     return "\n".join([what, *(f"    MISS {each}" for each in wrong)])
 
 
 def summary(trials: Sequence[Record]) -> str:
     wrong = [each for each in trials if misses(each)]
     told = sum(each.get("resumed") is not None for each in trials)
-    return f"{len(trials)} trials, {len(wrong)} with a miss; after {told} of them the run was resumed and compared"
+    others = sum(map(_differed_as_said, trials))
+    return (
+        f"{len(trials)} trials, {len(wrong)} with a miss; after {told} of them the run was resumed and compared; "
+        f"{others} differed, as they said"
+    )
+
+
+def _differed_as_said(record: Record) -> bool:
+    return bool(record.get("differs") and record.get("told"))
 
 
 def page(records: Sequence[Record]) -> str:
     trials = merged(records)
-    head = ["struck", *PHASES, "longest, s", "named", "clean", "exact"]
-    rows = [_row(victim.name, [each for each in trials if each["victim"] == victim.name]) for victim in VICTIMS]
     wrong = [_miss(each) for each in trials if misses(each)]
-    parts = [_HEAD, _markdown(head, rows), _LEGEND.format(summary=summary(trials))]
+    parts = [_HEAD, of_victims(trials), _LEGEND.format(summary=summary(trials))]
     if wrong:
         parts += ["## Misses\n", _markdown(["trial", "struck", "phase", "what was wrong"], wrong)]
     return "\n".join(parts)
 
 
+def of_victims(trials: Sequence[Record]) -> str:
+    head = ["struck", *PHASES, "longest, s", "named", "clean", "exact", "differed, as it said"]
+    rows = [_row(victim.name, [each for each in trials if each["victim"] == victim.name]) for victim in VICTIMS]
+    return _markdown(head, rows)
+
+
 _LEGEND = """
 {summary}.
 
-A cell says how many trials passed of those in a phase. *longest*: seconds from the strike to the end of the command,
-or to the second step after it where the run continued. *named*, *clean* and *exact* count the trials that passed
-checks 2, 3 and 4. Where nobody is left to say anything (the command itself is killed), check 2 only wants no
-traceback.
+A cell says how many trials passed of those in a phase; an empty one, that none was made there. *longest*: seconds from
+the strike to the end of the command, or to the second step after it where the run continued. *named*, *clean* and
+*exact* count the trials that passed checks 2, 3 and 4. Where nobody is left to say anything (the command itself is
+killed), or nothing was lost (a grading worker), check 2 only wants no traceback. *differed, as it said*: the run
+continued without what the encoder, the plugin or the judge would have given, and its lines said so. It is another run
+from then on, which check 4 has nothing to compare with. Any other difference is a miss.
 """
 
 
@@ -87,7 +107,7 @@ def _row(victim: str, trials: Sequence[Record]) -> list[str]:
         f"{sum(not each.get('left') for each in trials)} of {len(trials)}",
         f"{sum(not each['resumed'] for each in told)} of {len(told)}",
     ]
-    return [victim, *cells, f"{longest:.1f}", *counts]
+    return [victim, *cells, f"{longest:.1f}", *counts, str(sum(map(_differed_as_said, trials)) or "")]
 
 
 def _miss(record: Record) -> list[str]:

@@ -20,7 +20,7 @@ from exact import differences, phase_seconds, reference_of
 from hang import HANG_S
 from plan import CELLS, PHASES, VICTIMS, Trial, phase_of, trial
 from processes import MARK, Tree, left_over, shared_files, wait
-from strike import faults, struck
+from strike import _told, faults, struck
 
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.run_folder.checkpoints import seal
@@ -78,6 +78,14 @@ def test_a_sentence_names_who_when_and_where(tmp_path: Path, text: str, wrong: l
     assert len(found) == len(wrong) and all(words in each for words, each in zip(wrong, found, strict=True))
 
 
+def test_only_a_victim_whose_loss_is_said_excuses_another_run() -> None:
+    victims = {each.name: each for each in VICTIMS}
+    text = "step 3/24 | solved 0.1 | rider 0.2\nafter step 3: 8 answers have no score of rider\n"
+    trials = [Trial(1, victims[name], "generation", 0.0) for name in ("plugin", "encoder", "grading worker", "policy")]
+    assert [_told(each, text) for each in trials] == [True, False, False, False]
+    assert not _told(trials[0], text.partition("\n")[0])  # every step prints this
+
+
 def test_a_trial_whose_victim_never_comes_is_none(tmp_path: Path) -> None:
     (worker,) = (each for each in VICTIMS if each.name == "grading worker")
     attempt = Attempt(tmp_path / "missing.yaml", tmp_path / "run", tmp_path / "temporary")
@@ -96,6 +104,56 @@ def test_a_run_that_does_not_resume_is_a_miss_of_the_last_trial(
     (trial_4,) = table.merged(read_jsonl(tmp_path / "trials.jsonl"))
     (miss,) = table.misses(trial_4)
     assert miss.startswith("resumed: it did not resume: exit code 1 after ")
+
+
+PASSED = {"trial": 7, "seed": 3, "recipe": "smoke", "end": "exit 1", "faults": [], "left": [], "differs": []}
+UNNAMED = PASSED | {"faults": ["the last words do not match 'the policy died'"]}
+
+
+class _Again(chaos.Chaos):
+    """Whose trials that are made again end as it is told."""
+
+    def __init__(self, out: Path, second: table.Record) -> None:
+        super().__init__(out, 0, out)
+        self.made: list[Trial] = []
+        self._second = second
+
+    def alone(self, one: Trial) -> table.Record:
+        self.made.append(one)
+        return self._second
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "excused"),
+    [
+        (UNNAMED, PASSED | {"resumed": []}, True),
+        (UNNAMED | {"told": True, "differs": ["metrics"]}, PASSED, True),
+        (UNNAMED | {"end": "hung"}, UNNAMED, False),
+        (UNNAMED, PASSED | {"resumed": ["weights of step 3 differ"]}, False),
+        (PASSED | {"left": ["port 7 of process 8"]}, None, False),
+        (PASSED | {"resumed": ["weights of step 3 differ"]}, None, False),
+        (UNNAMED | {"told": False, "differs": ["metrics"]}, None, False),
+    ],
+)
+def test_a_second_trial_excuses_a_miss_but_not_what_was_left_or_an_inexact_resume(
+    tmp_path: Path, first: table.Record, second: table.Record | None, excused: bool
+) -> None:
+    again = _Again(tmp_path, second or {})
+    assert again.excused(first) is excused
+    assert again.made == ([trial(3, 7)] if second else [])  # by the seed that drew it
+
+
+def test_a_trial_again_is_one_in_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chaos, "_RECIPES", tmp_path)  # where there is none
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for recipe in ("smoke", "judges"):
+        (tmp_path / f"reference_{recipe}.json").write_text('{"steps": {}, "seconds": {}}')
+    (tmp_path / "again_7").mkdir()
+    (tmp_path / "again_7" / "trials.jsonl").write_text(json.dumps(PASSED | {"resumed": []}) + "\n")  # of another time
+    record = chaos.Chaos(tmp_path, 3, tmp_path).alone(trial(3, 7))
+    assert (record["trial"], record["seed"], record["end"]) == (7, 3, "ended before it was struck")
+    assert table.misses(record)[-1].startswith("resumed: it did not resume: exit code 1")
+    assert not (tmp_path / "trials.jsonl").exists()
 
 
 @pytest.fixture()
@@ -121,6 +179,22 @@ def _train(run_dir: Path, step: int) -> None:
         (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
         (checkpoint / name).write_text(f"{name} {step}")
     seal(checkpoint, step)
+
+
+def test_a_run_at_its_end_is_let_come_to_it_for_the_last_verdict(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No further step would come."""
+    out = run_dir.parent
+    monkeypatch.setattr(chaos, "_RECIPES", out)  # where there is none
+    monkeypatch.setattr(tempfile, "tempdir", str(out))
+    (out / "reference_smoke.json").write_text(json.dumps(reference_of(run_dir)))
+    (out / "trials.jsonl").write_text('{"trial": 4, "recipe": "smoke", "end": "exit 1", "faults": []}\n')
+    shutil.move(run_dir, out / "smoke")
+    chaos.Chaos(out, 0, out).settle()
+    (miss,) = table.misses(table.merged(read_jsonl(out / "trials.jsonl"))[0])
+    assert miss.startswith("resumed: oger train: ") and "no such recipe file" in miss
+    assert not (out / "smoke").exists()
 
 
 def _append(run_dir: Path, name: str, text: str) -> None:
@@ -214,10 +288,23 @@ def test_the_table_counts_what_passed_and_names_every_miss() -> None:
         {"trial": 2, "resumed": ["samples of step 3 differ"]},
         ended | {"trial": 3, "hit": "broadcast"},
     ]
+    other = ended | {"victim": "encoder", "differs": ["metrics of step 3 differ: loss"], "end": "went on"}
+    records += [
+        other | {"trial": 4, "told": True},
+        {"trial": 4, "resumed": None},
+        other | {"trial": 5, "told": False, "faults": ["the run is not the one that was not struck"]},
+        {"trial": 5, "resumed": None},
+        other | {"trial": 6, "told": True, "differs": []},
+        {"trial": 6, "resumed": []},
+    ]
     page = table.page(records)
-    assert "3 trials, 1 with a miss; after 2 of them the run was resumed and compared." in page
-    (row,) = (line for line in page.splitlines() if line.startswith("| policy |"))
-    assert [cell.strip() for cell in row.split("|")[1:-1]] == [
-        "policy", "", "", "", "**1 of 2**", "1", "", "", "4.0", "3 of 3", "2 of 3", "1 of 2",
-    ]  # fmt: skip
+    summary = "6 trials, 2 with a miss; after 3 of them the run was resumed and compared; 1 differed, as they said."
+    assert summary in page
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+    assert [row for row in rows if row and row[0] in ("policy", "encoder") and len(row) > 4] == [
+        ["policy", "", "", "", "**1 of 2**", "1", "", "", "4.0", "3 of 3", "2 of 3", "1 of 2", ""],
+        ["encoder", "", "", "", "**2 of 3**", "", "", "", "2.5", "2 of 3", "3 of 3", "1 of 1", "1"],
+    ]
+    said = [", another run from here on, as it said" in table.line(each) for each in table.merged(records)]
+    assert said == [False, False, False, True, False, False]
     assert "| 2 | policy | training | left: port 7 of process 8; resumed: samples of step 3 differ |" in page

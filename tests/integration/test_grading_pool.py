@@ -89,6 +89,14 @@ def wordy(response, answer, length=0):
     with open(answer, "a") as file: file.write("x")
     return Verdict(1.0, 1.0, "r" * (length - 8), {"four": 1.0}, "text")
 
+def dies(response, answer, times=0, seconds=0.0):
+    # answer: a file with a mark for each time it was graded
+    with open(answer, "a") as file: file.write("x")
+    time.sleep(seconds)
+    if os.path.getsize(answer) <= times:
+        os._exit(3)
+    return Verdict(-1.0, 0.0, "survived", {})
+
 def looks(response, answer):
     return Verdict(0.0, 0.0, os.environ.get(response, "-"), {})
 
@@ -116,16 +124,17 @@ def verify(response, answer, **options):
     return Verdict(options.get("scale", 1.0) * right, float(right), response, {"format": 1.0}, response)
 
 hasty = TaskSpec(verify, time_limit_s=0.5)
+hasty_dies = TaskSpec(dies, time_limit_s=1.0)
 hasty_intrude = TaskSpec(intrude, time_limit_s=0.5)
 hasty_spawn = TaskSpec(spawn, time_limit_s=3.0)
 """
 # What ends by a limit of time alone is asked of a task with a short one, everything else of one that has an hour: no
 # busy machine turns a verdict.
-HASTY = [f"own_grading:{name}" for name in ("hasty", "hasty_intrude", "hasty_spawn")]
+HASTY = [f"own_grading:{name}" for name in ("hasty", "hasty_dies", "hasty_intrude", "hasty_spawn")]
 LIMITED_TASKS = [
     f"own_limited:{name}" for name in ("patient", "hasty", "sleep", "large", "small", "here", "warm", "absent")
 ]
-OF_VERIFIER = ("verify", "looks", "spawn", "status", "twice", "intrude", "wordy", "users")
+OF_VERIFIER = ("verify", "looks", "spawn", "status", "twice", "intrude", "wordy", "dies", "users")
 ALLOWED = tuple(f"own_grading:{name}" for name in OF_VERIFIER)
 ALLOWED += (*HASTY, *LIMITED_TASKS, "own_warm:verify", "own_exit:verify")
 
@@ -216,6 +225,33 @@ def test_a_stuck_worker_is_killed_and_replaced(task: str) -> None:
     _wait_until_dead(second)
 
 
+def test_an_idle_worker_that_is_killed_costs_no_answer(task: str) -> None:
+    with GradingPool(settings()) as pool:
+        worker = int(pool.grade(task, "pid", "").verdict.reward)
+        os.kill(worker, signal.SIGKILL)
+        _wait_until_dead(worker)
+        graded = pool.grade_many([(task, "a", "a", None), (task, "b", "other", None)])
+        assert [(each.error, each.verdict.score) for each in graded] == [(None, 1.0), (None, 0.0)]
+
+
+def test_an_answer_whose_worker_died_is_graded_once_more_and_not_a_third_time(task: str, tmp_path: Path) -> None:
+    with GradingPool(settings()) as pool:
+        for times, reason, reward in ((1, "survived", -1.0), (2, "not graded: the grading process died", 0.0)):
+            marks = tmp_path / str(times)
+            answers = [("own_grading:dies", "", str(marks), {"times": times}), (task, "a", "a", None)]
+            graded, other = pool.grade_many(answers)
+            assert graded.verdict.reason.startswith(reason) and graded.verdict.reward == reward
+            assert marks.read_text() == "xx"
+            assert other.verdict.score == 1.0
+
+
+def test_the_time_limit_holds_for_both_times_together(task: str, tmp_path: Path) -> None:
+    with GradingPool(settings()) as pool:
+        lasting = {"times": 1, "seconds": 0.6}  # twice 0.6 s are more than 1 s
+        graded = pool.grade("own_grading:hasty_dies", "", str(tmp_path / "marks"), lasting)
+        assert graded.timed_out and graded.error == "grading took more than 1.0 s" and graded.seconds >= 1.0
+
+
 @pytest.mark.parametrize("how", ["child", "session", "fork", "orphan"])
 def test_what_a_verifier_started_ends_with_its_worker(how: str, task: str, tmp_path: Path) -> None:
     started = tmp_path / "started"
@@ -237,7 +273,7 @@ def test_what_a_verifier_started_ends_after_the_fork_server_was_killed(task: str
         assert pool._fork_server._process is not None
         pool._fork_server._process.kill()
         _wait_until_dead(worker)
-        assert pool.grade(task, "", "").error is not None  # the answer that finds out
+        assert pool.grade(task, "", "").verdict.score == 1.0  # the answer that finds out
         _wait_until_dead(int((tmp_path / "started").read_text()))
 
 
@@ -286,8 +322,7 @@ def test_a_dead_fork_server_is_replaced(task: str) -> None:
         pool._fork_server._process.kill()  # its worker goes with it
         pool._fork_server._process.wait()
         time.sleep(0.1)
-        assert pool.grade(task, "b", "b").error is not None  # the answer that finds out
-        assert pool.grade(task, "c", "c").verdict.score == 1.0
+        assert pool.grade(task, "b", "b").verdict.score == 1.0  # the answer that finds out
 
 
 def test_what_was_graded_is_remembered_and_failures_are_not(task: str, tmp_path: Path) -> None:
