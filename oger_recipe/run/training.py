@@ -223,8 +223,8 @@ def _attempt(
     if job.resumes:
         checkpoint, _ = resume.choose(job.checkpoints)
         mark_resumed(job.run_dir)
-        cut_back(job.run_dir, checkpoint.step)
         resume.load(job.checkpoints, checkpoint)
+        cut_back(job.run_dir, checkpoint.step)
     elif supervisor is not None and supervisor.begins_again:
         begin_again(job.run_dir, job.checkpoints)
     else:
