@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import read_jsonl
 from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder.hashes import altered
@@ -125,6 +126,29 @@ def check_learnt(value: Mapping[str, Any], folder: Path, chosen: checkpoints.Che
                 f"the checkpoint of step {chosen.step} lacks what reward source {spec.name} had learnt: the run began "
                 "without that source, without its learning_rate, or under another name; undo that, or start a new run"
             )
+
+
+def check_records(value: Mapping[str, Any], run_dir: Path, chosen: checkpoints.Checkpoint) -> Iterator[str]:
+    """Yield a note where the run folder lacks records of the steps before the checkpoint's, as another run's does.
+
+    Raises:
+        RecipeError: the run needs what they say.
+    """
+    last = max((record.get("step", 0) for record in read_jsonl(run_dir / "metrics.jsonl")), default=0)
+    if last >= chosen.step:
+        return
+    needing = [f"reward source {each.name}" for each in sources_of(value["oger.reward.sources"]) if each.is_compared]
+    needing += ["oger.use_history_samples"] if value["oger.use_history_samples"] else []
+    lacks = f"oger.run_dir {run_dir} lacks the records of steps {last + 1} to {chosen.step}"
+    if needing:
+        raise RecipeError(
+            f"{lacks}, which {', '.join(needing)} would go on from: set oger.run_dir to the folder of the run that "
+            "wrote the checkpoint, or to a copy of it; or, if the records are lost, move "
+            f"global_step{chosen.step}.json away from ckpt.path, to resume from an earlier checkpoint"
+        )
+    yield f"{lacks}: metrics, curves and alarms go on without them"
+    if not (run_dir / "recipe.yaml").exists():
+        yield f"{run_dir} has no recipe.yaml: settings could not be compared with those that the run began with"
 
 
 def load(folder: Path, chosen: checkpoints.Checkpoint) -> None:

@@ -223,6 +223,11 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     "other settings than it began with": (
         _checkpoint, [*RESUME, "--train.seed", "7"], "train.seed was 42 -> is 7",
     ),
+    "checkpoints of a run whose records are elsewhere": (
+        _checkpoint,
+        [*RESUME, "--oger.run_dir", "other", "--ckpt.path", "run/checkpoints", "--oger.use_history_samples"],
+        "lacks the records of steps 1 to 4, which oger.use_history_samples",
+    ),
     "a source that learns, unknown to the checkpoint": (
         _checkpoint,
         [*RESUME, *_sources(kind="process", scorer="implicit", model="policy", learning_rate=1e-6)],
