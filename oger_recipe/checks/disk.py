@@ -7,6 +7,8 @@ Of a policy with N parameters, in bytes, without what is small beside it:
                               ckpt.disable_ds; as much again of a critic. With ds.lora.rank 2 N, and 14 of each
                               parameter of the adapters
                      2 N      beside it with ckpt.save_hf
+                    12 L      beside it of a reward source that learns, with a model of L parameters: weights and two
+                              moments of 32 bits
     supervised       2 N      in the run folder with oger.sft.epochs
     samples          4 T      in the run folder, of each step that oger.samples_steps has written: T tokens, of all its
                               rollouts at full length
@@ -25,6 +27,7 @@ from typing import Any
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 from oger_recipe.base.files import nearest_existing
 from oger_recipe.checks.memory import Shape, shape_of, trained_parameters
+from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.run_folder.records import writes_samples
 
 _GB = 1024**3  # as ckpt.max_mem counts
@@ -39,13 +42,19 @@ class Written:
 
 
 def checkpoint_bytes(value: Mapping[str, Any], policy: Shape, critic: Shape | None = None) -> float:
-    """Count the bytes of a checkpoint: of policy, and of critic where the estimator has one."""
+    """Count the bytes of a checkpoint: of policy, of critic where the estimator has one, and of sources that learn."""
     critic = critic if value["algo.advantage.estimator"] in CRITIC_ESTIMATORS else None
     states = 0 if value["ckpt.disable_ds"] else 14
     weights = 2 if value["ckpt.save_hf"] else 0
     frozen = 0 if value["ckpt.disable_ds"] or not value["ds.lora.rank"] else 2 * policy.parameters
     of_policy = weights * policy.parameters + states * trained_parameters(value, policy) + frozen
-    return of_policy + (states * critic.parameters if critic else 0)
+    return of_policy + (states * critic.parameters if critic else 0) + _of_sources(value)
+
+
+def _of_sources(value: Mapping[str, Any]) -> float:
+    """Count the bytes of what reward sources have learnt; 0 of a model whose shape is not known."""
+    learning = [spec.keys.models[0].model for spec in sources_of(value["oger.reward.sources"]) if spec.keys.learns]
+    return sum(12.0 * shape.parameters for shape in map(shape_of, learning) if shape)
 
 
 def sizes(value: Mapping[str, Any]) -> dict[str, float]:

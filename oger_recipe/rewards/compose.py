@@ -157,7 +157,7 @@ def rewards_of(
         errors={name: _by_row(each.said.errors, size) for name, each in heard.items()},
         dropped=torch.stack(dropped).any(dim=0).any(dim=1),
         metrics={f"{name}/{what}": value for name, each in heard.items() for what, value in each.said.metrics.items()},
-        running={name: each.running for name, each in heard.items() if each.is_compared},
+        running={name: each.running for name, each in heard.items() if each.spec.is_compared},
         steps=steps,
         said_of_steps={
             name: torch.where(each.failed.unsqueeze(2), torch.nan, each.said.steps)
@@ -193,11 +193,6 @@ class _Contribution:
         self.valued = speaks & ~self.without
         self.left_out = _left_out(spec, self.scores)
         self.running = known.joined_by(_of_rows(self.scores, mask)[self.failed & self.valued])
-
-    @property
-    def is_compared(self) -> bool:
-        """Whether later steps need its values so far."""
-        return self.spec.normalize == "running" or self.spec.learns_lowest
 
     def term(self) -> Tensor:
         """Normalize and weigh values [groups, n], or weigh steps [groups, n, S]; 0 where a row has none."""

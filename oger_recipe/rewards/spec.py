@@ -200,6 +200,11 @@ class SourceSpec:
         """Whether its worst value is learnt from those it has given."""
         return self.lowest is None and not (self.keys.is_rule or self.keys.is_bonus)
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether later steps need its values so far."""
+        return self.normalize == "running" or self.learns_lowest
+
 
 COMMON = tuple(each for each in fields(SourceSpec) if each.name != "keys")
 

@@ -1,7 +1,6 @@
 """Continuing a run: which checkpoint it goes on from, and which settings may differ from those it began with."""
 
 import argparse
-import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import read_jsonl
 from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder.hashes import altered
@@ -71,12 +71,15 @@ def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:
     """Choose the newest whole checkpoint to resume from, with sentences on newer ones and on how it was compared.
 
     Raises:
-        RecipeError: there is none.
+        RecipeError: there is none; or a newer one cannot be read now, which may be whole.
     """
     there = {one.step: one for one in checkpoints.found(folder)}
-    while (chosen := checkpoints.newest_whole(there.values())) and (fault := _fault(folder, chosen)):
+    while (chosen := checkpoints.newest_whole(there.values())) and (fault := _altered(folder, chosen)):
         there[chosen.step] = replace(chosen, fault=fault)
     newer = [one for one in there.values() if chosen is None or one.step > chosen.step]
+    for one in newer:
+        if one.unread:
+            raise _unread(folder, one.step, str(one.fault))
     passed = [f"the checkpoint of step {one.step} is skipped: {one.fault}" for one in newer]
     if chosen is not None:
         aside = [str(one.step) for one in newer if one.foreign]
@@ -99,11 +102,19 @@ def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:
     )
 
 
-def _fault(folder: Path, one: checkpoints.Checkpoint) -> str | None:
+def _altered(folder: Path, one: checkpoints.Checkpoint) -> str | None:
     try:
         return altered(folder, one)
     except OSError as error:
-        return f"{error.filename} cannot be read now ({error.strerror})"
+        raise _unread(folder, one.step, checkpoints.unread_fault(error)) from None
+
+
+def _unread(folder: Path, step: int, fault: str) -> RecipeError:
+    """Refuse to resume from an earlier checkpoint: that would remove the records of all later steps for good."""
+    return RecipeError(
+        f"--ckpt.load_enable: the checkpoint of step {step} in {folder} may be whole, but {fault}; nothing was "
+        f"changed. Try again once it can be read; to resume from an earlier one, move global_step{step}.json away"
+    )
 
 
 def check_learnt(value: Mapping[str, Any], folder: Path, chosen: checkpoints.Checkpoint) -> None:
@@ -117,17 +128,43 @@ def check_learnt(value: Mapping[str, Any], folder: Path, chosen: checkpoints.Che
             )
 
 
+def check_records(value: Mapping[str, Any], run_dir: Path, chosen: checkpoints.Checkpoint) -> Iterator[str]:
+    """Yield a note where the run folder lacks records of the steps before the checkpoint's, as another run's does.
+
+    Raises:
+        RecipeError: the run needs what they say.
+    """
+    last = max((record.get("step", 0) for record in read_jsonl(run_dir / "metrics.jsonl")), default=0)
+    if last >= chosen.step:
+        return
+    needing = [f"reward source {each.name}" for each in sources_of(value["oger.reward.sources"]) if each.is_compared]
+    needing += ["oger.use_history_samples"] if value["oger.use_history_samples"] else []
+    lacks = f"oger.run_dir {run_dir} lacks the records of steps {last + 1} to {chosen.step}"
+    if needing:
+        raise RecipeError(
+            f"{lacks}, which {', '.join(needing)} would go on from: set oger.run_dir to the folder of the run that "
+            "wrote the checkpoint, or to a copy of it; or, if the records are lost, move "
+            f"global_step{chosen.step}.json away from ckpt.path, to resume from an earlier checkpoint"
+        )
+    yield f"{lacks}: metrics, curves and alarms go on without them"
+    if not (run_dir / "recipe.yaml").exists():
+        yield f"{run_dir} has no recipe.yaml: settings could not be compared with those that the run began with"
+
+
 def load(folder: Path, chosen: checkpoints.Checkpoint) -> None:
     """Make OpenRLHF load the chosen checkpoint; remove what is left of writes that broke off, and make way for later
-    steps, without a loss of files that nobody knows to be the run's."""
+    steps, without a loss of files that nobody knows to be the run's.
+
+    Raises:
+        RecipeError: a newer one cannot be read now.
+    """
     for one in checkpoints.found(folder):
         newer = one.step > chosen.step
         if newer and one.foreign:
             checkpoints.set_aside(folder, one.step)
         elif newer and one.fault is None:
-            with contextlib.suppress(OSError):  # it counts again once it can be read, unless the run is there by then
-                if fault := altered(folder, one):
-                    checkpoints.add(folder, one.step, fault=fault)
+            if fault := _altered(folder, one):
+                checkpoints.add(folder, one.step, fault=fault)
         elif not (one.finished or one.foreign):
             checkpoints.remove(folder, one.step)
     checkpoints.point_at(folder, chosen.step)

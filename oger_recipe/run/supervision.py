@@ -246,9 +246,9 @@ class _Supervisor:
         return CAN_RESUME if asked and self._start is not None and self._newest() > self._start else code
 
     def _newest(self) -> int:
-        """Return the step of the newest whole checkpoint; 0 without one."""
-        newest = checkpoints.newest_whole(checkpoints.found(self._checkpoints)) if self._start is not None else None
-        return newest.step if newest else 0
+        """Return the step of the newest checkpoint that is whole, or may be once it can be read; 0 without one."""
+        there = checkpoints.found(self._checkpoints) if self._start is not None else []
+        return max((one.step for one in there if one.fault is None or one.unread), default=0)
 
     def _record(self, name: str, **facts: Any) -> None:
         with contextlib.suppress(OSError):  # the disk may be full

@@ -156,7 +156,9 @@ def _check_attempt(
     checkpoint, passed_over = resume.choose(job.checkpoints)
     check_continued(job.run_dir)
     job = job.having(with_template(with_task(job.value, build_policy=False)))
-    for note in [*resume.check_settings(job.value, parser, job.run_dir / "recipe.yaml"), *passed_over]:
+    of_settings = resume.check_settings(job.value, parser, job.run_dir / "recipe.yaml")
+    of_records = resume.check_records(job.value, job.run_dir, checkpoint)
+    for note in [*of_settings, *of_records, *passed_over]:
         print(f"note: {note}", flush=True)
     resume.check_learnt(job.value, job.checkpoints, checkpoint)
 
@@ -223,8 +225,8 @@ def _attempt(
     if job.resumes:
         checkpoint, _ = resume.choose(job.checkpoints)
         mark_resumed(job.run_dir)
-        cut_back(job.run_dir, checkpoint.step)
         resume.load(job.checkpoints, checkpoint)
+        cut_back(job.run_dir, checkpoint.step)
     elif supervisor is not None and supervisor.begins_again:
         begin_again(job.run_dir, job.checkpoints)
     else:

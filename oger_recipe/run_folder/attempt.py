@@ -246,9 +246,10 @@ def begin_again(run_dir: Path, checkpoint_folder: Path) -> None:
 
 
 def saved_something(run_dir: Path, checkpoint_folder: Path) -> bool:
-    """Say whether the run wrote a checkpoint to its end, or its model."""
+    """Say whether the run wrote a checkpoint to its end, or its model; one that cannot be read now counts."""
     folders = (*_with_best(checkpoint_folder), *_with_best(run_dir / "checkpoints"))
-    return (run_dir / "model").exists() or any(one.finished for each in folders for one in checkpoints.found(each))
+    there = (one for each in folders for one in checkpoints.found(each))
+    return (run_dir / "model").exists() or any(one.finished or one.unread for one in there)
 
 
 def mark_resumed(run_dir: Path) -> None:

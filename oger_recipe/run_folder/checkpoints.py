@@ -9,6 +9,7 @@ that can be read may be of others, and is never removed.
 """
 
 import contextlib
+import errno
 import itertools
 import json
 import sys
@@ -23,6 +24,7 @@ from oger_recipe.base.files import atomic_write, remove_empty, to_json
 BEST = "best"  # folder, and the beginning of OpenRLHF's names for the best checkpoints
 _NAME = "global_step"
 _ASIDE = "set-aside"
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Checkpoint:
     fault: str | None
     finished: bool = True  # its manifest has been written the second time
     foreign: bool = False  # files without a manifest that can be read
+    unread: bool = False  # the disk does not give a file of it now: it may be whole
     size: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     files: tuple[str, ...] = ()
@@ -59,15 +62,34 @@ def found(folder: Path) -> list[Checkpoint]:
     ]
     numbers = {name.removeprefix(_NAME).removesuffix("_hf").removesuffix(".json") for name in names
                if name.startswith(_NAME)}  # fmt: skip
-    return [_read(folder, step) for step in sorted(int(number) for number in numbers if number.isdigit())]
+    steps = sorted(int(number) for number in numbers if number.isascii() and number.isdecimal())
+    return [_read(folder, step) for step in steps]
 
 
 def _read(folder: Path, step: int) -> Checkpoint:
     try:
+        return _looked_at(folder, step)
+    except OSError as error:
+        return Checkpoint(step, unread_fault(error), finished=False, foreign=True, unread=True)
+
+
+def leads_nowhere(error: OSError | ValueError) -> bool:
+    """Say whether a name leads to no file, or can be none; any other error says nothing of what is there."""
+    return isinstance(error, ValueError) or error.errno in _NO_FILE
+
+
+def unread_fault(error: OSError) -> str:
+    """Say which file of a checkpoint cannot be read, and why."""
+    return f"{error.filename} cannot be read now ({error.strerror})"
+
+
+def _looked_at(folder: Path, step: int) -> Checkpoint:
+    """Look at a checkpoint. Raises OSError where the disk does not give a file of it."""
+    try:
         manifest = _read_manifest(folder, step)
     except ValueError as error:
         return Checkpoint(step, f"{_manifest(folder, step).name} is damaged: {error}", finished=False, foreign=True)
-    if manifest is None and _files(folder, step):
+    if manifest is None and _has_files(folder, step):
         missing = f"there is no {_manifest(folder, step).name}, which a whole checkpoint has"
         return Checkpoint(step, missing, finished=False, foreign=True)
     if manifest is None or "facts" not in manifest:
@@ -87,8 +109,10 @@ def _fault(folder: Path, files: dict[str, int]) -> str | None:
     for name, size in files.items():
         try:
             found = (folder / name).stat().st_size
-        except (OSError, ValueError):
-            return f"{name} is missing"
+        except (OSError, ValueError) as error:
+            if leads_nowhere(error):
+                return f"{name} is missing"
+            raise
         if found != size:
             return f"{name} has {found} of {size} bytes"
     if not any(name.startswith("_actor/") for name in files):
@@ -106,7 +130,8 @@ def refuse_foreign(folder: Path, there: Iterable[Checkpoint]) -> None:
     for one in there:
         if one.foreign:
             manifest = _manifest(folder, one.step)
-            but = f"{manifest.name} is damaged" if manifest.exists() else f"no {manifest.name}"
+            damaged = f"{manifest.name} is damaged"
+            but = one.fault if one.unread else damaged if manifest.exists() else f"no {manifest.name}"
             raise RecipeError(
                 f"ckpt.path {folder} has files of step {one.step}, but {but}: OpenRLHF itself may have written them, "
                 "or an earlier version that was killed, and this run would overwrite them; move them away, or choose "
@@ -134,13 +159,13 @@ def removable(checkpoints: Iterable[Checkpoint], newest: int, *, max_num: int, m
 
 def remove(folder: Path, step: int) -> None:
     """Remove the files that a step's manifest names, or all of a broken-off write; without a manifest, empty folders;
-    nothing where the manifest is damaged.
+    nothing where the manifest cannot be read.
 
     Changes the manifest first: what is left of a removal that breaks off is no checkpoint.
     """
     try:
         manifest = _read_manifest(folder, step)
-    except ValueError:
+    except (ValueError, OSError):
         return
     if manifest is not None:
         there = {str(path.relative_to(folder)): path for path in _files(folder, step)}
@@ -207,13 +232,17 @@ def _manifest(folder: Path, step: int) -> Path:
 
 
 def _read_manifest(folder: Path, step: int) -> dict[str, Any] | None:
-    """Return the manifest, None where there is none. Raises ValueError for a file that is none."""
+    """Return the manifest, None where there is none. Raises ValueError for a file that is none, OSError where the disk
+    does not give it."""
     try:
         text = _manifest(folder, step).read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ValueError(error.strerror) from None
+        if leads_nowhere(error):
+            raise ValueError(error.strerror) from None
+        error.filename = _manifest(folder, step).name  # which an error of reading lacks
+        raise
     try:
         manifest = json.loads(text)
     except (ValueError, RecursionError):
@@ -253,6 +282,12 @@ def _write_manifest(folder: Path, step: int, content: dict[str, Any]) -> None:
 def _parts(folder: Path, step: int) -> list[Path]:
     name = f"{_NAME}{step}"
     return [folder / "_actor" / name, folder / "_critic" / name, of_sources(folder, step), folder / f"{name}_hf"]
+
+
+def _has_files(folder: Path, step: int) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(_files(folder, step))
+    return True  # such as cannot be looked at now
 
 
 def _files(folder: Path, step: int) -> list[Path]:

@@ -64,9 +64,10 @@ def _altered(
         try:
             if _hash(folder / name) != known:
                 return f"{name} is not as it was written: its SHA-256 differs"
-        except ValueError as error:  # no file has that name
-            return f"{name} cannot be read ({error})"
-        except OSError as error:
-            error.filename = name
+        except (OSError, ValueError) as error:
+            if checkpoints.leads_nowhere(error):
+                return f"{name}, which has a hash, is no file"
+            if isinstance(error, OSError):
+                error.filename = name
             raise
     return None

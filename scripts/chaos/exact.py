@@ -12,8 +12,8 @@ from plan import phase_of
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.run_folder import checkpoints
 
-# Of time, or of which rollouts an engine decodes together.
-MAY_DIFFER = re.compile(r"(timing/|tokens_per_second|vllm_).*|.*/seconds")
+# Of time, of which rollouts an engine decodes together, or of what an earlier run has left in the cache of verdicts.
+MAY_DIFFER = re.compile(r"(timing/|tokens_per_second|vllm_).*|reward/.*/(seconds|cached)")
 _LATEST = 5  # times that a phase was taken: the machine may be busier than before
 _SHOWN = 3  # differences in a sentence
 

@@ -16,7 +16,7 @@ from oger_recipe.base.files import read_jsonl, write_jsonl
 from oger_recipe.lab.build import cached
 from oger_recipe.report.curves import PICTURES
 from oger_recipe.run.ends import progress, resume_command, typed
-from oger_recipe.run.resume import check_settings
+from oger_recipe.run.resume import check_records, check_settings
 from oger_recipe.run_folder import checkpoints, own_files
 from oger_recipe.run_folder.attempt import (
     begin_anew,
@@ -342,6 +342,46 @@ def test_what_says_how_far_and_how_loud_may_change_and_the_rest_is_said(parser, 
     assert not list(check_settings(settings_of(parser, tmp_path, *free), parser, began_with))
     (note,) = check_settings(settings_of(parser, tmp_path, *free, "--oger.bonus_weight", "0.5"), parser, began_with)
     assert note == "the run resumes with another oger.bonus_weight: was 1.0 -> is 0.5"
+
+
+OTHER = {"name": "other", "kind": "mine:score", "worst": 0}
+
+
+@pytest.mark.parametrize(
+    ("lines", "sources", "history", "needing"),
+    [
+        ((1, 2, 3, 4), [OTHER | {"normalize": "running"}], True, None),
+        ((1, 2, 3, 4, 5), [OTHER | {"normalize": "running"}], True, None),
+        ((), [OTHER | {"normalize": "group"}], False, None),  # nothing of earlier steps is used
+        ((), [OTHER | {"normalize": "running"}], False, "reward source other"),
+        ((), [OTHER | {"worst": None}], False, "reward source other"),  # its worst value so far
+        ((1, 2, 3), [OTHER], True, "oger.use_history_samples"),
+        ((1, 2), [OTHER | {"normalize": "running"}], True, "reward source other, oger.use_history_samples"),
+    ],
+)
+def test_a_run_whose_folder_lacks_what_it_goes_on_from_is_another_run(
+    parser, tmp_path: Path, lines: tuple[int, ...], sources: list[dict[str, Any]], history: bool, needing: str | None
+) -> None:
+    value = settings_of(parser, tmp_path) | {
+        "oger.reward.sources": ({"name": "rule", "kind": "verifier"}, *sources),
+        "oger.use_history_samples": history,
+    }
+    write_jsonl([{"step": step} for step in lines], tmp_path / "metrics.jsonl")
+    checkpoint = checkpoints.Checkpoint(4, None)
+    lacks = f"oger.run_dir {tmp_path} lacks the records of steps {len(lines) + 1} to 4"
+    if needing:
+        with pytest.raises(RecipeError, match=f"{lacks}, which {needing} would go on from: set oger.run_dir to the "):
+            list(check_records(value, tmp_path, checkpoint))
+        return
+    notes = list(check_records(value, tmp_path, checkpoint))
+    if len(lines) >= 4:
+        assert not notes
+        return
+    records, settings = notes
+    assert records == f"{lacks}: metrics, curves and alarms go on without them"
+    assert settings.startswith(f"{tmp_path} has no recipe.yaml: settings could not be compared")
+    (tmp_path / "recipe.yaml").touch()
+    assert list(check_records(value, tmp_path, checkpoint)) == [records]
 
 
 def test_a_coefficient_of_the_kl_may_change_unless_it_adapts(parser, tmp_path: Path, began_with) -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import table
 from attempt import Attempt, Ended
-from exact import differences, phase_seconds, reference_of
+from exact import MAY_DIFFER, differences, phase_seconds, reference_of
 from hang import HANG_S
 from plan import CELLS, PHASES, VICTIMS, Trial, phase_of, trial
 from processes import MARK, Tree, left_over, shared_files, wait
@@ -91,6 +91,13 @@ def test_a_trial_whose_victim_never_comes_is_none(tmp_path: Path) -> None:
     attempt = Attempt(tmp_path / "missing.yaml", tmp_path / "run", tmp_path / "temporary")
     with pytest.raises(Ended, match="there is no grading worker at .*; exit code 1"):
         struck(Trial(1, worker, "start", 0.0), attempt, 1, {})
+
+
+def test_what_follows_from_the_clock_or_from_caches_may_differ_and_nothing_else() -> None:
+    may = ("timing/step_total", "tokens_per_second", "vllm_kl", "reward/rider/seconds", "reward/rider/cached")
+    must = ("reward/rider", "reward/cached", "reward/seconds", "rollout/tokens_per_second", "actor_lr")
+    assert all(MAY_DIFFER.fullmatch(name) for name in may)
+    assert not any(MAY_DIFFER.fullmatch(name) for name in must)
 
 
 def test_a_run_that_does_not_resume_is_a_miss_of_the_last_trial(

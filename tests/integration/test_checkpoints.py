@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import random
 from argparse import Namespace
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.run.resume import check_learnt, choose, load
 from oger_recipe.run_folder import checkpoints
+from oger_recipe.run_folder.attempt import saved_something
 from oger_recipe.run_folder.checkpoints import Checkpoint, removable
 from oger_recipe.run_folder.hashes import Hashing
 
@@ -119,8 +122,15 @@ def test_a_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_path: Pat
     assert [one.step for one in checkpoints.found(tmp_path)] == [2]
 
 
-def test_a_checkpoint_that_cannot_be_read_for_a_moment_counts_again(tmp_path: Path) -> None:
-    """No file of the kernel's process memory can be read from its start: it gives what a disk that is away gives."""
+def unreadable(file: Path) -> None:
+    """Give what a disk that is away gives: no file of the kernel's process memory can be read from its start."""
+    file.unlink()
+    file.symlink_to("/proc/self/mem")
+
+
+@pytest.mark.parametrize("name", ["_actor/global_step4/empty.pt", "global_step4.json"])
+def test_no_run_goes_on_from_an_earlier_checkpoint_while_a_newer_one_cannot_be_read(tmp_path: Path, name: str) -> None:
+    """It would cut the records back for good, and the newer one might count again later, without them."""
     for step in (2, 4):
         write(tmp_path, step)
         (tmp_path / "_actor" / f"global_step{step}" / "empty.pt").touch()
@@ -129,16 +139,69 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_counts_again(tmp_path: Pa
     for step in (2, 4):
         hashing.start(tmp_path, step)
     hashing.finish()
-    file, whole = tmp_path / "_actor" / "global_step4" / "empty.pt", checkpoints.found(tmp_path)
-    file.unlink()
-    file.symlink_to("/proc/self/mem")
-    chosen, passed = choose(tmp_path)
-    assert chosen.step == 2
-    assert passed[0].startswith("the checkpoint of step 4 is skipped: _actor/global_step4/empty.pt cannot be read")
-    load(tmp_path, chosen)
-    file.unlink()
-    file.touch()
-    assert checkpoints.found(tmp_path) == whole and choose(tmp_path)[0].step == 4
+    there, whole, before = contents(tmp_path), checkpoints.found(tmp_path), choose(tmp_path)[0]
+    assert before.step == 4
+    unreadable(tmp_path / name)
+    os.utime(tmp_path / "_actor" / "global_step4" / "model_states.pt")  # its hashes are compared anew
+    said = rf"step 4 in {tmp_path} may be whole, but \S*{name} cannot be read now \(Input/output error\); nothing was "
+    with pytest.raises(RecipeError, match=said + "changed. Try again .*move global_step4.json away"):
+        choose(tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).write_bytes(there[name])
+    assert contents(tmp_path) == there and checkpoints.found(tmp_path) == whole and choose(tmp_path)[0] == before
+
+
+def test_a_newer_checkpoint_that_cannot_be_read_any_more_stops_a_load_before_it_changes_anything(
+    tmp_path: Path,
+) -> None:
+    for step in (2, 4):
+        write(tmp_path, step)
+    (tmp_path / "_actor" / "global_step4" / "empty.pt").touch()
+    checkpoints.seal(tmp_path, 4)
+    hashing = Hashing()
+    hashing.start(tmp_path, 4)
+    hashing.finish()
+    chosen = checkpoints.found(tmp_path)[0]
+    unreadable(tmp_path / "_actor" / "global_step4" / "empty.pt")
+    with pytest.raises(RecipeError, match="may be whole, but _actor/global_step4/empty.pt cannot be read now"):
+        load(tmp_path, chosen)
+    assert not (tmp_path / "_actor" / "latest").exists()
+
+
+def test_what_lies_on_a_disk_that_fails_is_neither_missing_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, stat = write(tmp_path, 4), Path.stat
+    there = contents(tmp_path)
+
+    def failing(path: Path, **how: bool) -> os.stat_result:
+        if path == lost:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return stat(path, **how)
+
+    with monkeypatch.context() as on:
+        on.setattr(Path, "stat", failing)
+        (one,) = checkpoints.found(tmp_path)
+        assert (one.unread, one.fault) == (True, f"{lost} cannot be read now (Input/output error)")
+        with pytest.raises(RecipeError, match=f"may be whole, but {lost} cannot be read now"):
+            choose(tmp_path)
+        with pytest.raises(RecipeError, match=f"files of step 4, but {lost} cannot be read now"):
+            checkpoints.refuse_foreign(tmp_path, [one])
+        assert saved_something(tmp_path / "run", tmp_path)
+        (tmp_path / "global_step4.json").rename(tmp_path / "away")  # as the message asks
+        assert [(one.unread, one.foreign) for one in checkpoints.found(tmp_path)] == [(False, True)]
+        (tmp_path / "away").rename(tmp_path / "global_step4.json")
+    unreadable(tmp_path / "global_step4.json")
+    checkpoints.remove(tmp_path, 4)
+    (tmp_path / "global_step4.json").unlink()
+    assert contents(tmp_path).keys() == there.keys() - {"global_step4.json"}
+
+
+def test_a_name_that_only_looks_like_a_step_is_no_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    (tmp_path / "global_step\u00b2.json").write_text("{}")
+    (tmp_path / "global_step\u0663.json").write_text("{}")  # a decimal digit of another script
+    assert [one.step for one in checkpoints.found(tmp_path)] == [2]
 
 
 def json_values(generator: random.Random, depth: int = 3) -> Any:

@@ -22,7 +22,7 @@ from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import write_jsonl
 from oger_recipe.checks import disk, model_files
 from oger_recipe.checks.disk import Written, written
-from oger_recipe.checks.memory import Shape, readable
+from oger_recipe.checks.memory import Shape, readable, shape_of
 from oger_recipe.cli import train
 
 PACKAGE = Path(model_files.__file__).parents[1]
@@ -223,6 +223,11 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     "other settings than it began with": (
         _checkpoint, [*RESUME, "--train.seed", "7"], "train.seed was 42 -> is 7",
     ),
+    "checkpoints of a run whose records are elsewhere": (
+        _checkpoint,
+        [*RESUME, "--oger.run_dir", "other", "--ckpt.path", "run/checkpoints", "--oger.use_history_samples"],
+        "lacks the records of steps 1 to 4, which oger.use_history_samples",
+    ),
     "a source that learns, unknown to the checkpoint": (
         _checkpoint,
         [*RESUME, *_sources(kind="process", scorer="implicit", model="policy", learning_rate=1e-6)],
@@ -399,6 +404,27 @@ def test_what_is_written_follows_from_what_the_recipe_keeps(
     found = written(value, SHAPE, SHAPE)
     assert found.pop(Path("m")) == Written(model, model)
     assert found == ({Path("c"): Written(*checkpoints)} if checkpoints else {})
+
+
+def test_what_a_source_learns_is_part_of_every_checkpoint(parser: Any, policy_folder: Path) -> None:
+    """12 bytes for each parameter of its model; none where it does not learn, or nobody knows its shape."""
+    value = vars(parser.parse_args(["--ckpt.path", "c", "--ckpt.output_dir", "m", "--oger.run_dir", "r"]))
+    value |= {"actor.model_name_or_path": str(policy_folder), "rollout.batch_size": 0}
+    parameters = model_files.parameters(policy_folder)
+    assert parameters is not None
+    of_policy = 14 * parameters
+    entry = {"name": "prime", "kind": "process", "scorer": "implicit", "model": str(policy_folder)}
+    stays, learns = entry | {"reference": "r"}, entry | {"learning_rate": 1e-6}
+    for sources, more in (
+        ((stays,), 0),
+        ((learns,), 12 * parameters),
+        ((learns, stays | {"name": "b"}, learns | {"name": "c"}), 24 * parameters),
+        ((learns | {"model": "me/unknown"},), 0),
+    ):
+        value["oger.reward.sources"] = sources
+        assert disk.sizes(value) == {"checkpoint": of_policy + more, "model": 2 * parameters}
+        assert written(value, shape_of(str(policy_folder)))[Path("c")] == Written(of_policy + more, of_policy + more)
+        assert disk.checkpoint_bytes(value | {"ckpt.disable_ds": True}, SHAPE) == more
 
 
 @pytest.mark.parametrize(

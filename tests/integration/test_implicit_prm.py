@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from oger_recipe.algorithm.implicit import outcome_accuracy
 from oger_recipe.base.cutting import StepRule, cut_text
 from oger_recipe.base.errors import RecipeError
+from oger_recipe.checks import model_files
 from oger_recipe.grading.verdict import Graded, Verdict
 from oger_recipe.grading.verifiers import verify
 from oger_recipe.lab import tiny_policy
@@ -308,6 +309,16 @@ def test_a_resumed_run_gives_the_rewards_that_an_unbroken_one_gives(models: tupl
     assert not torch.equal(said(forgetful, steps[3]).values, said(broken, steps[3]).values)
     kept = source_of(model=str(tmp_path / "kept" / "model"), reference=str(prm), beta=0.5)  # a model as any other
     assert said(kept, steps[3]).values.isfinite().all()
+
+
+def test_a_checkpoint_takes_twelve_bytes_a_parameter(models: tuple[Path, Path], tmp_path: Path) -> None:
+    """As `checks/disk.py` estimates: 4 of the weights, and 8 of the moments. The rest is headers."""
+    source = learning(models[0])
+    said(source)
+    source.save(tmp_path)
+    size = sum((tmp_path / name).stat().st_size for name in ("model/model.safetensors", "optimizer.pt"))
+    parameters = model_files.parameters(models[0])
+    assert parameters and size == pytest.approx(12 * parameters, rel=0.1)
 
 
 def test_a_checkpoint_from_another_device_is_gone_on_from(

@@ -1,7 +1,9 @@
 """``oger train --max-restarts``: when a run is started again, and when it is not. Real processes, but no Ray.
 
 Each attempt of ATTEMPT does what its entry of a plan says: "save N" writes the checkpoint of a step, "step N" records
-one, "alarm N" that an alarm stopped the run, and the last word says how it ends.
+one, "alarm N" that an alarm stopped the run; "lose N" and "regain N" take and give back the manifest of a checkpoint,
+as a disk that is away for a moment; "choose N" chooses a checkpoint, as a resume does; and the last word says how it
+ends.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from oger_recipe.base.errors import RecipeError, RunFailed
-from oger_recipe.run import supervision, training
+from oger_recipe.run import resume, supervision, training
 from oger_recipe.run.ends import stoppable
 from oger_recipe.run_folder import attempt, checkpoints, own_files
 from oger_recipe.run_folder.records import BEGAN, ENDED, STOPPED_BY_ALARM, event
@@ -61,6 +63,14 @@ try:
                 (folder / "_actor" / f"global_step{step}").mkdir(parents=True)
                 (folder / "_actor" / f"global_step{step}" / "states.pt").write_bytes(b"s")
                 checkpoints.seal(folder, int(step))
+            manifest, aside = folder / f"global_step{step}.json", folder / "aside"
+            if act == "lose":
+                manifest.rename(aside)
+                manifest.symlink_to("/proc/self/mem")
+            if act == "regain":
+                aside.replace(manifest)
+            if act == "choose":
+                print("chosen", resume.choose(folder)[0].step, flush=True)
             event(run_dir, STOPPED_BY_ALARM if act == "alarm" else "step", step=int(step))
         if end == "finish":
             sys.exit()
@@ -135,6 +145,17 @@ def test_a_run_resumes_from_its_newest_checkpoint_after_failures_and_kills(start
         *(BEGAN, "step", "step", "step", ENDED, RESTARTING), *(BEGAN, ENDED, RESTARTING), BEGAN, "step",
     ]  # fmt: skip
     assert [len(read_state(tmp_path).attempts), *attempt._holder(tmp_path)[:1]] == [3, str(running.pid)]
+
+
+def test_while_a_checkpoint_cannot_be_read_the_run_waits_and_tries_again(start) -> None:
+    """It neither begins again nor gives up."""
+    running = start("save 2, lose 2, fail the engine died", "choose 2, finish", "regain 2, choose 2, finish")
+    code, printed, shown = ended(running)
+    assert (code, printed[-1], printed[-2].split()[:2]) == (0, "chosen 2", ["attempt", "2"])
+    first, second = shown.splitlines()
+    assert first.endswith("; restart 1 of 5 in 0.01 s from the checkpoint of step 2")
+    assert "the checkpoint of step 2 in " in second and "global_step2.json cannot be read now (" in second
+    assert second.endswith("; restart 2 of 5 in 0.02 s from the checkpoint of step 2")
 
 
 def test_the_pause_doubles_up_to_its_limit_and_begins_anew_after_a_new_checkpoint(start) -> None:

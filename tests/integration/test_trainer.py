@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import json
 import math
 import shutil
@@ -200,6 +201,26 @@ def test_a_best_checkpoint_of_an_attempt_that_trained_nothing_says_its_step(
     assert trainer.actor_model_group.saved == ["best_global_step3"]
     assert trainer.actor_model_group.states["global_step"] == 3
     assert "checkpoint_parallel_dimensions" not in trainer.actor_model_group.states
+
+
+@pytest.mark.parametrize("known", [None, {"_actor/global_step3/states.pt": "0" * 64}])
+def test_a_checkpoint_that_was_left_without_hashes_gets_them_once_it_is_loaded(
+    trainer: OgerPPOTrainer, monkeypatch: pytest.MonkeyPatch, known: dict[str, str] | None
+) -> None:
+    """Such as one of SIGTERM. Hashes that are there say how it was written, and stay."""
+    for step in (2, 3):
+        (trainer.checkpoints / "_actor" / f"global_step{step}").mkdir(parents=True)
+        (trainer.checkpoints / "_actor" / f"global_step{step}" / "states.pt").write_bytes(b"states")
+        checkpoints.seal(trainer.checkpoints, step)
+    if known:
+        checkpoints.add(trainer.checkpoints, 3, hashes=known)
+    loaded = {"global_step": 3, "data_loader_state_dict": {}}
+    monkeypatch.setattr(OgerPPOTrainer.__base__, "init_checkpoint_states", lambda _: loaded)
+    monkeypatch.setattr(OgerPPOTrainer, "_evaluate_as", lambda *_: {})
+    monkeypatch.setattr(OgerPPOTrainer.__base__, "fit", lambda trainer, step: None)
+    trainer.fit()
+    made = {"_actor/global_step3/states.pt": hashlib.sha256(b"states").hexdigest()}
+    assert [one.hashes for one in checkpoints.found(trainer.checkpoints)] == [{}, known or made]
 
 
 def test_the_previous_checkpoint_goes_after_the_new_one_is_whole(trainer: OgerPPOTrainer) -> None:

@@ -138,6 +138,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.progress.step = self.progress.saved = resumed_at
         self.progress.client_states = states
         if resumed_at:
+            self._hash_resumed(resumed_at)
             self.restore_best_checkpoint_state(states)
             self.save_best_checkpoint(self._evaluation_at(resumed_at), resumed_at, states)
         run_folder.event(self.run_dir, "training")
@@ -295,6 +296,13 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
             if run_folder.stop_asked(self.run_dir) == run_folder.AT_ONCE:
                 return False
         return True
+
+    def _hash_resumed(self, step: int) -> None:
+        """Hash the checkpoint that was loaded, where the attempt that wrote it ended before: the next resume compares
+        its bytes."""
+        for one in checkpoints.found(self.checkpoints):
+            if one.step == step and not one.hashes:
+                self.hashing.start(self.checkpoints, step)
 
     def _save_sources(self, folder: Path, step: int) -> None:
         self.experience_maker.reward_sources.save(checkpoints.of_sources(folder, step))
