@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from vllm.model_executor.model_loader.weight_utils import pt_weights_iterator
+
+from oger_recipe.checks.job import WARNING, Job
+from oger_recipe.checks.models import model_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,6 +119,37 @@ def test_an_audit_that_could_not_ask_is_no_find(says: str, code: int, tmp_path: 
         assert done.returncode == (code if command == commands[0] else 0), done.stderr
     assert ("packages with known vulnerabilities" in done.stdout) == (code == 1)
     assert ("not every package could be asked about" in done.stdout) == (code == 2)
+
+
+def test_a_warning_names_every_model_whose_weights_are_pickle_alone(
+    tmp_path: Path, parser: argparse.ArgumentParser, policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    hubs = tmp_path / "cache" / "models--mine--encoder"
+    encoder, reranker, snapshot = tmp_path / "encoder", tmp_path / "reranker", hubs / "snapshots" / "abc"
+    for folder in (encoder, reranker, snapshot, hubs / "refs"):
+        folder.mkdir(parents=True)
+    (hubs / "refs" / "main").write_text("abc")
+    for folder in (encoder, reranker, snapshot):
+        (folder / "config.json").write_text("{}")
+
+    def warned(*flags: str) -> list[str]:
+        settings = vars(parser.parse_args(["--actor.model_name_or_path", str(policy_folder), *flags]))
+        found = model_files(Job(settings, tmp_path, cpu=True))
+        return [each.text.split(" are pickle")[0] for each in found if each.state == WARNING]
+
+    by = {"oger.embedding_model": str(encoder), "oger.similarity_reranker": str(reranker)}
+    hub = ("--oger.embedding_model", "mine/encoder")
+    for flag, folder in by.items():
+        assert not warned(f"--{flag}", folder)
+        (Path(folder) / "pytorch_model.bin").touch()
+        assert warned(f"--{flag}", folder) == [f"{flag}: the weights of {folder}"]
+    assert not warned(*hub)
+    (snapshot / "pytorch_model.bin").touch()
+    assert warned(*hub) == ["oger.embedding_model: the weights of mine/encoder"]
+    assert not warned(*hub, "--oger.embedding_url", "http://127.0.0.1:9/v1")  # another machine reads them
+    (snapshot / "model.safetensors").touch()
+    assert not warned(*hub)
 
 
 class _Code:
