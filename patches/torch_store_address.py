@@ -23,13 +23,15 @@ def store(host_name: str, port: int, world_size: int, is_master: bool, **options
     """Make a TCPStore whose server, if this process is to have it, listens on ``host_name`` alone.
 
     An address that no interface has (of a NAT, say) cannot be listened on: then it listens everywhere, as upstream.
+    Upstream also finds a server that this process has on the port already, as a worker of vLLM's Ray executor has.
     """
     if is_master:
         family = socket.AF_INET6 if ":" in host_name else socket.AF_INET
         try:
             options["master_listen_fd"] = socket.create_server((host_name, port), family=family).detach()
         except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
+            may_be_ours = error.errno == errno.EADDRINUSE and options.get("multi_tenant")
+            if error.errno != errno.EADDRNOTAVAIL and not may_be_ours:
                 raise
     return torch.distributed.TCPStore(host_name, port, world_size, is_master, **options)
 

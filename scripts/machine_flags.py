@@ -8,7 +8,9 @@ own GPUs: nothing is printed for it.
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.cli.train import options
@@ -16,11 +18,16 @@ from oger_recipe.cli.train_ppo_ray import build_parser, settings_of
 from oger_recipe.settings.shipped import find_recipe
 
 
-def machine_flags(nodes: int, gpus_per_node: int, tensor_parallel: str, recipe: str, *words: str) -> list[str]:
-    """Return the flags. Raises RecipeError for engines that do not fit the GPUs."""
+def settings(recipe: str, *words: str) -> Mapping[str, Any]:
+    """Return the settings of a recipe and the flags of `oger train`."""
     flags = options().parse_known_args(words)[1]
     with contextlib.redirect_stdout(sys.stderr):
-        value = settings_of(build_parser(cpu=False), flags, find_recipe(Path(recipe)), train_judges=False)
+        return settings_of(build_parser(cpu=False), flags, find_recipe(Path(recipe)), train_judges=False)
+
+
+def machine_flags(nodes: int, gpus_per_node: int, tensor_parallel: str, recipe: str, *words: str) -> list[str]:
+    """Return the flags. Raises RecipeError for engines that do not fit the GPUs."""
+    value = settings(recipe, *words)
     if not value["train.colocate_all"]:
         if tensor_parallel:
             raise RecipeError(

@@ -14,6 +14,8 @@ THREADS = int(_ASKED) if _ASKED.isdigit() and int(_ASKED) else CORES  # of one p
 
 ON_GPUS = "OGER_ON_GPUS"  # in the environment of all processes of a run: whether it is on GPUs
 
+ON_LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+
 CPU_ENVIRONMENT = {
     ON_GPUS: "0",
     "DS_ACCELERATOR": "cpu",
@@ -21,8 +23,7 @@ CPU_ENVIRONMENT = {
     "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "0",  # on a CPU .to(device) does not copy: edits would reach shared memory
     "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),  # GiB, at most
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process less: the worker lives in the engine's
-    "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
+    **ON_LOOPBACK,
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an empty CUDA_VISIBLE_DEVICES confuses vLLM
     "OMP_NUM_THREADS": str(THREADS),  # else Ray gives every actor one thread
 }

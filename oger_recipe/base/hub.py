@@ -59,6 +59,14 @@ def is_cached(kind: str, name: str) -> bool:
     return kind == "dataset" and (prepared / name.replace("/", "___")).is_dir()
 
 
+def cached_folder(name: str, revision: str | None = None) -> Path | None:
+    """Return where the hub's cache has a model's files, None where it has no config.json of it."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json", revision=revision) if is_name(name) else None
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def out_of_reach(name: str, revision: str | None = None) -> str | None:
     """Say why a model that is not here cannot be had, else None: a library would ask the hub for minutes."""
     if Path(name).exists() or is_cached("model", name):

@@ -48,6 +48,11 @@ def cluster_address() -> str | None:
     return None if address in ("", "local") else address
 
 
+def is_on_loopback(address: str) -> bool:
+    """Say whether a cluster at this address is on this machine alone; of "auto" nobody knows."""
+    return address.startswith(("127.", "localhost:", "[::1]"))
+
+
 def machine() -> Machine:
     """Decide, here alone, whether a run is for CPUs or GPUs. Processes of a run ask `is_without_cuda`, and what works
     in one process alone asks torch about that process."""

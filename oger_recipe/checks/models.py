@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
@@ -11,6 +12,7 @@ from oger_recipe.checks.job import OK, PROBLEM, WARNING, Finding, Found, Job
 from oger_recipe.checks.machine import judge_engines, where_named
 from oger_recipe.checks.model_files import fault, is_pickled
 from oger_recipe.checks.model_loading import problems_of
+from oger_recipe.checks.services import hub_names
 from oger_recipe.lab.built_in_models import PRMS
 from oger_recipe.rewards.kinds.entries import models_of, sources_of
 from oger_recipe.settings.grades import GRADE_MODEL, OFF
@@ -34,13 +36,32 @@ def model_files(job: Job) -> Found:
         if wrong:
             yield Finding(PROBLEM, f"{where}: {model} cannot be loaded: {wrong}")
         elif is_pickled(Path(model)):
-            yield Finding(
-                WARNING,
-                f"{where}: the weights of {model} are pickle files (.bin), of which only tensors are read; "
-                "safetensors can hold no code: from_pretrained(...).save_pretrained(...) of transformers writes it",
-            )
+            yield _pickled(where, model)
         else:
             yield Finding(OK, f"{where}: configuration and files of {model} are complete")
+    for where, model, folder in _further_folders(job):
+        if is_pickled(folder):
+            yield _pickled(where, model)
+
+
+def _further_folders(job: Job) -> Iterator[tuple[str, str, Path]]:
+    """Yield setting, name and folder of encoder and reranker, and of the hub's models as far as its cache has them."""
+    oger = OgerSettings.of(job.value)
+    if oger.embeds and not oger.embedding.embedding_url:
+        yield "oger.embedding_model", oger.embedding.embedding_model, Path(oger.embedding.embedding_model)
+    if oger.compares and (reranker := oger.embedding.similarity_reranker):
+        yield "oger.similarity_reranker", reranker, Path(reranker)
+    for where, kind, name, revision in dict.fromkeys(hub_names(job.value)):
+        if kind == "model" and (folder := hub.cached_folder(name, revision)):
+            yield where, name, folder
+
+
+def _pickled(where: str, model: str) -> Finding:
+    return Finding(
+        WARNING,
+        f"{where}: the weights of {model} are pickle files (.bin), of which only tensors are read; "
+        "safetensors can hold no code: from_pretrained(...).save_pretrained(...) of transformers writes it",
+    )
 
 
 def judge_plugins(job: Job) -> Found:

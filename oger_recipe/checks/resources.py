@@ -10,7 +10,7 @@ from typing import Any
 
 from oger_recipe.base.cpu import main_memory
 from oger_recipe.base.files import ray_folder
-from oger_recipe.base.machine import cluster_address, machine
+from oger_recipe.base.machine import cluster_address, is_on_loopback, machine
 from oger_recipe.checks.disk import by_disk, written
 from oger_recipe.checks.job import OK, PROBLEM, WARNING, Finding, Found, Job
 from oger_recipe.checks.machine import gpus_by_role
@@ -41,7 +41,7 @@ def gpus(job: Job) -> Found:
         yield Finding(PROBLEM, here.no_answer)
     elif here.cluster:
         yield Finding(OK, f"those of {here}; runs use {'the CPU' if here.cpu else 'GPUs'}")
-        if os.environ.get("RAY_AUTH_MODE") != "token" and not here.cluster.startswith(("127.", "localhost:", "[::1]")):
+        if os.environ.get("RAY_AUTH_MODE") != "token" and not is_on_loopback(here.cluster):
             yield Finding(WARNING, f"the Ray cluster at {here.cluster} asks for no token: {_NO_TOKEN}")
     elif job.cpu:
         cores = len(os.sched_getaffinity(0))

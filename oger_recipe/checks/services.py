@@ -24,7 +24,7 @@ from oger_recipe.settings.run import TRACKERS
 _Name = tuple[str, str, str, str | None]  # flag, kind, name, revision
 
 
-def _hub_names(value: Mapping[str, Any]) -> Iterator[_Name]:
+def hub_names(value: Mapping[str, Any]) -> Iterator[_Name]:
     """Yield what is to come from the Hugging Face hub."""
     oger = OgerSettings.of(value)
     embedding = oger.embedding
@@ -57,7 +57,7 @@ def on_the_hub(job: Job) -> Found:
     reason = "HF_HUB_OFFLINE is set" if hub.is_offline() else None
     absent: list[str] = []
     cached: list[str] = []
-    for flag, kind, name, revision in dict.fromkeys(_hub_names(job.value)):
+    for flag, kind, name, revision in dict.fromkeys(hub_names(job.value)):
         if reason is None:
             print(f"asking the Hugging Face hub for the {kind} {name} ...", flush=True)
             try:

@@ -5,11 +5,12 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.base.cpu import CPU_ENVIRONMENT
+from oger_recipe.base.cpu import CPU_ENVIRONMENT, ON_LOOPBACK
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import to_json
 from oger_recipe.checks.job import Job
@@ -34,15 +35,24 @@ def supervise(job: Job) -> Path:
     log = run_dir / "logs" / "supervised.log"
     print(f"supervised training: {count} teacher trajectories, {settings.epochs} epochs; log: {log}", flush=True)
     processes = 1 if job.cpu else job.value["actor.num_gpus_per_node"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command += ["-m", "oger_recipe.pipeline.policy.sft", *_flags(job.value, data, model)]
-    environment = os.environ | (CPU_ENVIRONMENT if job.cpu else {})
-    with log.open("w") as output:
+    environment = os.environ | (CPU_ENVIRONMENT if job.cpu else ON_LOOPBACK)
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # rank 0 has the store, which our patch binds
+    with tempfile.TemporaryDirectory(prefix="oger-") as folder, log.open("w") as output:
+        command = [*_torchrun(processes, Path(folder) / "meeting"), "-m", "oger_recipe.pipeline.policy.sft"]
+        command += _flags(job.value, data, model)
         code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment).returncode
     if code or not (model / "config.json").exists():
         lines = [line for line in log.read_text(errors="replace").splitlines() if "Error" in line]
         raise RecipeError(f"supervised training failed: {lines[-1] if lines else f'exit code {code}'}\n  log: {log}")
     return model
+
+
+def _torchrun(processes: int, meeting: Path) -> list[str]:
+    """Return the words that start a program in several processes of this machine. They meet by a file, which must be
+    new: torchrun's own store listens on every address."""
+    words = ["--nnodes", "1", "--nproc_per_node", str(processes), "--local_addr", "127.0.0.1", "--rdzv_id", "one"]
+    words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", str(meeting), "--rdzv_conf", "store_type=file"]
+    return [sys.executable, "-m", "torch.distributed.run", *words]
 
 
 def _write_examples(value: Mapping[str, Any], folder: Path, path: Path) -> int:

@@ -10,6 +10,7 @@ set -euo pipefail
 
 NODE_RANK="${NODE_RANK:-${PET_NODE_RANK:-0}}"
 NNODES="${NNODES:-${NODE_COUNT:-${PET_NNODES:-1}}}"
+gpus_are_said="${GPUS_PER_NODE:-}${TENSOR_PARALLEL:-}"
 GPUS_PER_NODE="${GPUS_PER_NODE:-8}"
 CPUS_PER_NODE="${CPUS_PER_NODE:-$(nproc)}"       # what Ray may hand out on a node
 TENSOR_PARALLEL="${TENSOR_PARALLEL:-}"           # GPUs of one vLLM engine, where not as in the recipe
@@ -37,8 +38,17 @@ recipe="$1"
 shift
 recipe_name="$(basename "$recipe")"
 RUN_DIR="${RUN_DIR:-$PWD/runs/${recipe_name%.*}}"
+export OGER_VENV="${OGER_VENV:-$PWD/.venv}"
+python="$OGER_VENV/bin/python"
+machine=(--oger.run_dir "$RUN_DIR")
+spread() { # flags of oger train...; puts the recipe onto the nodes' GPUs
+    local shape
+    shape="$("$python" scripts/machine_flags.py "$NNODES" "$GPUS_PER_NODE" "$TENSOR_PARALLEL" "$recipe" "$@")"
+    [[ -z "$shape" ]] || mapfile -t -O 2 machine <<<"$shape"
+}
 if ((NNODES == 1)); then # a Ray of its own, on loopback
-    exec bash scripts/train_oger.sh "$recipe" --oger.run_dir "$RUN_DIR" "$@"
+    [[ -z "$gpus_are_said" ]] || spread "$@"
+    exec bash scripts/train_oger.sh "$recipe" "${machine[@]}" "$@"
 fi
 
 [[ -n "${HEAD_ADDRESS:=${MASTER_ADDR:-}}" ]] || die "MASTER_ADDR, the address of node 0, is not set"
@@ -50,8 +60,6 @@ HEAD_ADDRESS="$(getent ahosts "${HEAD_ADDRESS%% *}" | awk '{ print $1; exit }')"
 # They are the launcher's. Libraries in Ray's workers must not take them for theirs.
 unset MASTER_ADDR MASTER_PORT RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE
 
-export OGER_VENV="${OGER_VENV:-$PWD/.venv}"
-python="$OGER_VENV/bin/python"
 export RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" RAY_USAGE_STATS_ENABLED=0
 export RAY_process_group_cleanup_enabled=true # what a worker has started ends with it
 # Whoever reaches Ray's ports could run anything as this user. Command lines, which other users see, have no token.
@@ -118,9 +126,7 @@ if ((NODE_RANK > 0)); then
     exit "$code"
 fi
 
-machine=(--oger.run_dir "$RUN_DIR")
-shape="$("$python" scripts/machine_flags.py "$NNODES" "$GPUS_PER_NODE" "$TENSOR_PARALLEL" "$recipe" "$@")"
-[[ -z "$shape" ]] || mapfile -t -O 2 machine <<<"$shape"
+spread "$@"
 made_token=""
 if [[ -z "${RAY_AUTH_TOKEN:-}" ]]; then
     RAY_AUTH_TOKEN="$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')"

@@ -199,7 +199,7 @@ def test_a_job_that_starts_again_continues_from_its_checkpoint_or_anew(cluster: 
     run_dir = tmp_path / "runs" / "mine"
     (run_dir / "checkpoints").mkdir(parents=True)
     checkpoints.seal(run_dir / "checkpoints", 2)
-    again = {"SLURM_RESTART_COUNT": "1", "RUN_DIR": str(run_dir)}
+    again = {"SLURM_RESTART_COUNT": "1", "RUN_DIR": str(run_dir), "READS": sys.executable}
     cluster.run("n1", "configs/oger_paper.yaml", "--overwrite", **again)
     assert "--ckpt.load_enable" in cluster.calls("oger")[-1] and run_dir.exists()
     assert "--overwrite" not in cluster.calls("oger")[-1]  # that was said to the job's first start
@@ -208,6 +208,29 @@ def test_a_job_that_starts_again_continues_from_its_checkpoint_or_anew(cluster: 
     cluster.run("n1", "configs/oger_paper.yaml", **again)
     assert "--ckpt.load_enable" not in cluster.calls("oger")[-1]
     assert [path.name for path in run_dir.parent.iterdir()] == ["mine.attempt-1"]
+
+
+@pytest.mark.parametrize("said", ["in the recipe", "by a flag"])
+def test_a_job_that_starts_again_looks_for_checkpoints_where_its_recipe_and_flags_put_them(
+    cluster: Cluster, said: str, tmp_path: Path
+) -> None:
+    run_dir, elsewhere, recipe = tmp_path / "run", tmp_path / "large disk", tmp_path / "mine.yaml"
+    in_recipe = elsewhere if said == "in the recipe" else tmp_path / "of the recipe"
+    recipe.write_text(f"extends: {ROOT}/configs/grpo.yaml\nckpt: {{path: '{in_recipe}'}}\n")
+    flags = [] if said == "in the recipe" else [f"--ckpt.path={elsewhere}"]
+    again = {"SLURM_RESTART_COUNT": "1", "RUN_DIR": str(run_dir), "READS": sys.executable}
+    for folder in (run_dir, elsewhere):
+        folder.mkdir()
+    checkpoints.begin(elsewhere, 2)  # and was killed: this start may overwrite it, as it is no use
+    cluster.run("n1", str(recipe), *flags, **again)
+    words = cluster.calls("oger")[-1].split()
+    assert "--overwrite" in words and "--ckpt.load_enable" not in words
+    assert not run_dir.exists() and (tmp_path / "run.attempt-1").is_dir()
+    run_dir.mkdir()
+    checkpoints.seal(elsewhere, 2)
+    cluster.run("n1", str(recipe), *flags, **again)
+    words = cluster.calls("oger")[-1].split()
+    assert "--overwrite" not in words and "--ckpt.load_enable" in words and run_dir.exists()
 
 
 def test_the_result_of_the_training_is_the_jobs(cluster: Cluster) -> None:

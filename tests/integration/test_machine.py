@@ -6,6 +6,7 @@ The stand-in is a real Ray that was told to have two GPUs and their type, as it 
 from __future__ import annotations
 
 import ast
+import os
 import socket
 import subprocess
 import tempfile
@@ -18,11 +19,13 @@ from forks import Forks
 from hang import HANG_S
 
 import oger_recipe
+from oger_recipe.base.cpu import ON_LOOPBACK
 from oger_recipe.base.machine import machine, of_cluster
 from oger_recipe.checks import resources
 from oger_recipe.checks.job import OK, PROBLEM, WARNING, Finding, Job
 from oger_recipe.checks.preflight import CHECKS
 from oger_recipe.cli import train
+from oger_recipe.pipeline.driver import start_ray
 from oger_recipe.settings.parser import build_parser
 
 PACKAGE = Path(oger_recipe.__file__).parent
@@ -181,6 +184,28 @@ def test_without_an_address_ray_is_started_here(address: str, monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert machine() == (False, 4, None, (), None)
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.2:6379", "localhost:6379"])
+def test_a_run_on_the_cpus_of_one_machine_stays_on_loopback(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"RAY_ADDRESS": address, "GLOO_SOCKET_IFNAME": "eth1"})
+    workers = start_ray.run_environment(cpu=True)
+    for environment in (workers, os.environ):
+        assert (environment["VLLM_HOST_IP"], environment["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", "lo")
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", "auto"])
+@pytest.mark.parametrize("of_user", [{}, {"VLLM_HOST_IP": "10.0.0.7", "GLOO_SOCKET_IFNAME": "eth1"}])
+def test_the_hosts_of_a_cpu_cluster_are_not_sent_to_their_loopback(
+    address: str, of_user: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address is one host's own: the others must not have it. An interface has the same name on all of them."""
+    monkeypatch.setattr(os, "environ", {"RAY_ADDRESS": address} | of_user)
+    workers = start_ray.run_environment(cpu=True)
+    assert "VLLM_HOST_IP" not in workers
+    assert workers.get("GLOO_SOCKET_IFNAME") == of_user.get("GLOO_SOCKET_IFNAME")
+    assert workers["DS_ACCELERATOR"] == "cpu" and workers["OGER_ON_GPUS"] == "0"
+    assert {name: os.environ.get(name) for name in ON_LOOPBACK} == {name: of_user.get(name) for name in ON_LOOPBACK}
 
 
 @pytest.mark.parametrize(

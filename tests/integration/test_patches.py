@@ -144,6 +144,30 @@ def process_with_a_store() -> dict[str, list[str]]:
     return {"upstream": before, "patched": _addresses_of_a_store()}
 
 
+def process_whose_port_is_taken() -> dict[str, str]:
+    """What becomes of a group of one rank on a port that a store of this process has, and on one of another socket."""
+    from torch.distributed import TCPStore
+
+    # As vLLM's RayExecutorV2 does (create_dist_init_method), for engines of several GPUs, before it loads our worker.
+    store = TCPStore(
+        host_name="127.0.0.1", port=0, world_size=1, is_master=True, wait_for_workers=False, multi_tenant=True
+    )
+    _patch("torch_store_address").apply()
+    own = _outcome(lambda: _sum_over_a_group(store.port))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        return {"own": own, "other": _outcome(lambda: _sum_over_a_group(other.getsockname()[1]))}
+
+
+def _sum_over_a_group(port: int) -> float:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    summed = torch.tensor([3.0])
+    dist.all_reduce(summed)
+    dist.destroy_process_group()
+    return summed.item()
+
+
 def _addresses_of_a_store() -> list[str]:
     import torch.distributed as dist
 
@@ -601,6 +625,12 @@ def test_a_models_own_code_is_not_imported_unless_the_run_allows_it(tmp_path, fo
 def test_the_store_of_a_process_group_listens_on_its_own_address_alone(forks):
     facts = _facts(_start(process_with_a_store, forks=forks))
     assert facts == {"upstream": ["0" * 32], "patched": ["0100007F"]}  # all of IPv6 and IPv4; 127.0.0.1
+
+
+def test_a_group_takes_the_store_that_its_process_has_on_the_port_and_no_other_socket(forks):
+    facts = _facts(_start(process_whose_port_is_taken, forks=forks))
+    assert facts["own"] == "3.0"
+    assert facts["other"].startswith("DistNetworkError") and "EADDRINUSE" in facts["other"]
 
 
 def test_a_store_for_an_address_that_no_interface_has_listens_as_upstream(monkeypatch):

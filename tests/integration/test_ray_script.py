@@ -205,6 +205,27 @@ def test_one_node_starts_no_cluster(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "gpus", "engine", "engines"),
+    [({"GPUS_PER_NODE": "4"}, "4", "2", "2"), ({"TENSOR_PARALLEL": "4"}, "8", "4", "2")],
+)
+def test_one_node_has_the_gpus_that_are_said(
+    nodes: Nodes, said: dict[str, str], gpus: str, engine: str, engines: str
+) -> None:
+    """The recipe's engines have 2; a node is taken to have 8."""
+    [(code, shown)] = nodes.run(ranks=(0,), NNODES="1", READS=sys.executable, **said)
+    assert code == 0 and not nodes.lines("ray.0"), shown
+    words = nodes.call(0, "oger").split()
+    wanted = {"oger.run_dir": str(nodes.folder / "run"), "actor.num_nodes": "1", "actor.num_gpus_per_node": gpus}
+    wanted |= {"vllm.tensor_parallel_size": engine, "vllm.num_engines": engines}
+    assert {name: words[words.index(f"--{name}") + 1] for name in wanted} == wanted
+
+
+def test_one_node_with_gpus_that_do_not_fit_starts_nothing(nodes: Nodes) -> None:
+    [(code, shown)] = nodes.run(ranks=(0,), NNODES="1", GPUS_PER_NODE="1", READS=sys.executable)
+    assert code == 1 and "engines of 2 GPUs do not fit the job's 1" in shown and not nodes.lines("calls.0")
+
+
+@pytest.mark.parametrize(
     ("variables", "reason"),
     [
         ({"NODE_RANK": "2"}, "NODE_RANK is 2; the 2 nodes are 0 to 1"),

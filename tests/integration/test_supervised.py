@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from transformers import AutoTokenizer
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import read_jsonl
+from oger_recipe.checks.job import Job
 from oger_recipe.pipeline.policy.sft import TeacherDataset
-from oger_recipe.run.sft import _write_examples
+from oger_recipe.run.sft import _write_examples, supervise
 from oger_recipe.teachers.store import Teacher, write_teacher_store
 
 
@@ -60,3 +65,56 @@ def test_a_batch_is_padded_on_the_right(examples) -> None:
             tokens.shape[1] - length
         )
         assert attention[row].sum() == length and loss_mask[row, length - 1 :].sum() == 0
+
+
+# In place of the training: ranks that exchange a number, and what listens then of them and of torchrun.
+RANK = """
+import json, os, sys
+from pathlib import Path
+if sys.argv[1] == os.devnull:
+    sys.exit(1)
+import psutil, torch
+import torch.distributed as dist
+from oger_recipe.patches import torch_store_address
+torch_store_address.apply()
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(total)
+if dist.get_rank() == 0:
+    torchrun = psutil.Process(os.getppid())
+    each = [one for process in (torchrun, *torchrun.children()) for one in process.net_connections("tcp")]
+    addresses = [one.laddr.ip for one in each if one.status == psutil.CONN_LISTEN]
+    Path(sys.argv[1]).mkdir()
+    chosen = [os.environ.get(name) for name in ("MASTER_ADDR", "GLOO_SOCKET_IFNAME")]
+    (Path(sys.argv[1]) / "config.json").write_text(json.dumps([total.item(), addresses, chosen]))
+dist.barrier()
+"""
+
+
+def test_nothing_of_the_supervised_stage_listens_beyond_loopback(
+    tmp_path: Path, parser: argparse.ArgumentParser, policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With as many processes as on two GPUs, and torchrun as it is; a failed attempt before it leaves nothing."""
+    run_dir, rank, python = tmp_path / "run", tmp_path / "rank.py", tmp_path / "python"
+    (run_dir / "logs").mkdir(parents=True)
+    (run_dir / "data").mkdir()
+    write_teacher_store({}, run_dir / "data" / "teachers.arrow")
+    (run_dir / "data" / "train.jsonl").touch()
+    rank.write_text(RANK)
+    until_program = 'words=()\nwhile [[ "$2" != oger_recipe.* ]]; do words+=("$1"); shift; done\n'
+    python.write_text(f'#!/usr/bin/env bash\n{until_program}exec {sys.executable} "${{words[@]}}" {rank} "$PLACE"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    settings = vars(parser.parse_args(["--actor.model_name_or_path", str(policy_folder)]))
+    job = Job({**settings, "actor.num_gpus_per_node": 2}, run_dir, cpu=False)
+    monkeypatch.setenv("PLACE", os.devnull)
+    with pytest.raises(RecipeError, match="supervised training failed: .*ChildFailedError"):
+        supervise(job)
+    monkeypatch.setenv("PLACE", str(run_dir / "supervised_model"))
+    total, addresses, chosen = json.loads((supervise(job) / "config.json").read_text())
+    assert total == 1 + 2
+    assert len(addresses) >= 3 and set(addresses) == {"127.0.0.1"}  # the store, and gloo of both
+    assert chosen == ["127.0.0.1", "lo"]  # not by what this machine's name stands for
+    assert not list(tmp_path.glob("oger-*"))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from vllm.model_executor.model_loader.weight_utils import pt_weights_iterator
+
+from oger_recipe.checks.job import WARNING, Job
+from oger_recipe.checks.models import model_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,6 +77,79 @@ def test_an_audit_without_its_service_is_skipped_with_a_sentence() -> None:
     assert done.stderr.startswith(
         "audit: skipped, as http://127.0.0.1:9/jinja2/2.10/json does not answer as PyPI does:"
     )
+
+
+# pip and pip-audit: what the second says of the first lock and of the second, "none", "some" or "unasked".
+AUDITOR = """#!/usr/bin/env bash
+if [[ "$2" == pip ]]; then [[ -z "$NO_PIP" ]]; exit; fi
+read -r says rest <"$SAYS"
+echo "$rest" >"$SAYS"
+case "$says" in
+    none) echo "No known vulnerabilities found" >&2 ;;
+    some) echo "Found 1 known vulnerability" >&2; echo "jinja2 2.10 PYSEC-2019-217"; exit 1 ;;
+    unasked) echo "ERROR:pip_audit._cli:Connection timed out" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("says", "code"),
+    [
+        ("none none", 0), ("some none", 1), ("unasked none", 2), ("unasked some", 1), ("some unasked", 1),
+        ("no pip", 2),
+    ],
+)  # fmt: skip
+def test_an_audit_that_could_not_ask_is_no_find(says: str, code: int, tmp_path: Path) -> None:
+    for name in ("scripts/audit.sh", "requirements.lock", "requirements-gpu.lock"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    auditor, known = tmp_path / ".cache" / "audit" / "bin" / "python", tmp_path / "jinja2" / "2.10" / "json"
+    for path, text in ((auditor, AUDITOR), (known, '{"vulnerabilities": [1]}'), (tmp_path / "says", says)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    auditor.chmod(0o755)
+    environment = os.environ | {"OGER_VENV": sys.prefix, "AUDIT_SERVICE": tmp_path.as_uri()}
+    environment |= {"SAYS": str(tmp_path / "says"), "NO_PIP": "yes" if says == "no pip" else ""}
+    function = "audited() {" + (ROOT / "scripts" / "test.sh").read_text().split("\naudited() {")[1].split("\n}\n")[0]
+    commands = (["scripts/audit.sh"], ["-c", f"set -euo pipefail\n{function}\n}}\naudited"])
+    for command in commands:
+        (tmp_path / "says").write_text(says)
+        done = subprocess.run(["bash", *command], env=environment, capture_output=True, text=True, cwd=tmp_path)
+        assert ("jinja2 2.10" in done.stdout) == ("some" in says), done.stderr
+        assert done.returncode == (code if command == commands[0] else 0), done.stderr
+    assert ("packages with known vulnerabilities" in done.stdout) == (code == 1)
+    assert ("not every package could be asked about" in done.stdout) == (code == 2)
+
+
+def test_a_warning_names_every_model_whose_weights_are_pickle_alone(
+    tmp_path: Path, parser: argparse.ArgumentParser, policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    hubs = tmp_path / "cache" / "models--mine--encoder"
+    encoder, reranker, snapshot = tmp_path / "encoder", tmp_path / "reranker", hubs / "snapshots" / "abc"
+    for folder in (encoder, reranker, snapshot, hubs / "refs"):
+        folder.mkdir(parents=True)
+    (hubs / "refs" / "main").write_text("abc")
+    for folder in (encoder, reranker, snapshot):
+        (folder / "config.json").write_text("{}")
+
+    def warned(*flags: str) -> list[str]:
+        settings = vars(parser.parse_args(["--actor.model_name_or_path", str(policy_folder), *flags]))
+        found = model_files(Job(settings, tmp_path, cpu=True))
+        return [each.text.split(" are pickle")[0] for each in found if each.state == WARNING]
+
+    by = {"oger.embedding_model": str(encoder), "oger.similarity_reranker": str(reranker)}
+    hub = ("--oger.embedding_model", "mine/encoder")
+    for flag, folder in by.items():
+        assert not warned(f"--{flag}", folder)
+        (Path(folder) / "pytorch_model.bin").touch()
+        assert warned(f"--{flag}", folder) == [f"{flag}: the weights of {folder}"]
+    assert not warned(*hub)
+    (snapshot / "pytorch_model.bin").touch()
+    assert warned(*hub) == ["oger.embedding_model: the weights of mine/encoder"]
+    assert not warned(*hub, "--oger.embedding_url", "http://127.0.0.1:9/v1")  # another machine reads them
+    (snapshot / "model.safetensors").touch()
+    assert not warned(*hub)
 
 
 class _Code:

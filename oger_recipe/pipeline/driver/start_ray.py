@@ -19,18 +19,24 @@ from typing import Any
 
 import ray
 
-from oger_recipe.base.cpu import CPU_ENVIRONMENT, ON_GPUS
+from oger_recipe.base.cpu import CPU_ENVIRONMENT, ON_GPUS, ON_LOOPBACK
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import ray_folder
+from oger_recipe.base.machine import cluster_address, is_on_loopback
 
 _CLEAR_UP_S = 30  # what the watcher may take
-_LOOPBACK = "127.0.0.1"
 _PREFIX, _HELD = "oger-", ".held"  # of a run's folder; the file in it whose lock a live run or its watcher holds
 
 
 def run_environment(cpu: bool) -> dict[str, str]:
     """Set this process's environment for Ray and return its workers'; of defaults, what the user has set stays."""
-    of_machine = CPU_ENVIRONMENT if cpu else {ON_GPUS: "1"}
+    of_machine = dict(CPU_ENVIRONMENT) if cpu else {ON_GPUS: "1"}
+    if cpu and (address := cluster_address()) and not is_on_loopback(address):
+        # Its hosts reach nothing on each other's loopback. Each has an address, and all may have an interface for it.
+        for name in ON_LOOPBACK:
+            del of_machine[name]
+        if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
+            of_machine["GLOO_SOCKET_IFNAME"] = interface
     os.environ.update(of_machine)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     defaults = {"TOKENIZERS_PARALLELISM": "false", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
@@ -112,14 +118,13 @@ def _started(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose:
     # What a worker has started ends with it. A killed rollout actor left its engine alive, and where that was waited
     # for (a broadcast of weights) the run hung.
     os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
-    shared |= {"_temp_dir": str(folder), "_node_ip_address": _LOOPBACK}
+    shared |= {"_temp_dir": str(folder), "_node_ip_address": "127.0.0.1"}
     # Ray's switch for machines outside any cluster: what it starts then listens on loopback only. The constant was
     # read from the variable when ray was imported; the processes that Ray starts read the variable.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
     if not cpu:  # vLLM and gloo would take the machine's own address; CPU_ENVIRONMENT has them
-        own = {"VLLM_HOST_IP": _LOOPBACK, "GLOO_SOCKET_IFNAME": "lo"}
-        return ray.init(runtime_env={"env_vars": environment | own}, **shared)
+        return ray.init(runtime_env={"env_vars": environment | ON_LOOPBACK}, **shared)
     os.environ.update(environment)  # Ray hands it to the workers that it starts, those in advance too
     # Logical resources: Ray only counts them, and OpenRLHF asks for GPUs by number.
     return ray.init(
