@@ -265,16 +265,18 @@ def _constant(token_loss: Tensor, mask: Tensor, totals: Totals) -> Tensor:
 @dataclass(frozen=True)
 class Aggregation:
     """loss: (token losses [B, T], mask [B, T], totals) to one number; those of micro-batches add up under given
-    totals. rows_with_tokens: whether the num_rows it divides by are those that have a token in the mask."""
+    totals. rows_with_tokens: whether the num_rows it divides by are those that have a token in the mask; every_row:
+    whether they are all, so that rows which are left out weigh as rows without an advantage do."""
 
     loss: Callable[[Tensor, Tensor, Totals], Tensor]
     rows_with_tokens: bool = False
+    every_row: bool = False
 
 
 AGGREGATIONS: dict[str, Aggregation] = {
     "token_mean": Aggregation(_token_mean),
     "sequence_mean": Aggregation(_sequence_mean, rows_with_tokens=True),
-    "constant": Aggregation(_constant),
+    "constant": Aggregation(_constant, every_row=True),
 }
 
 
