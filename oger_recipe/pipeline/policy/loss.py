@@ -72,6 +72,7 @@ class HybridPolicyLoss(torch.nn.Module):
             clip_low=clip_low,
             clip_high=clip_high,
             use_clip=not settings.loss_remove_clip,
+            dual_clip=args.actor.dual_clip,
             aggregation=settings.loss_aggregation,
             teacher_loss=settings.off_policy_loss,
             sft_token_weight=settings.sft_token_weight if how.supervised else "none",
