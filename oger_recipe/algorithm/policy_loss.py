@@ -3,6 +3,7 @@
 With p = pi_theta(token), r = pi_theta(token) / pi_old(token) and the advantage A of the token's sequence:
 
     rollout token:  max(-A r, -A clamp(r, 1 - clip_low, 1 + clip_high))     PPO, arXiv 1707.06347
+                    with dual_clip, where A < 0, at most -A dual_clip       dual clip, arXiv 1912.09729
     teacher token:  -A f(p)                                                 LUFFY, arXiv 2504.14945
 
 f reshapes the probability that the policy gives to a teacher's token; the teacher's own probability is taken as 1, so
@@ -107,7 +108,8 @@ def hybrid_policy_loss(
     rollout_loss_coef: float | Tensor = 1.0, sft_token_weight: str = "none", entropy: Tensor | None = None,
     teacher_top_entropy_share: float = 1.0,
     on_policy_reshape: str = "no_reshape", on_policy_reshape_weight: float = 0.1, on_policy_reshape_power: float = 0.5,
-    clip_low: float = 0.2, clip_high: float = 0.2, use_clip: bool = True, all_max_clip: float | None = None,
+    clip_low: float = 0.2, clip_high: float = 0.2, use_clip: bool = True, dual_clip: float | None = None,
+    all_max_clip: float | None = None,
     rollout_weights: Tensor | None = None,
     aggregation: str = "constant", max_response_length: int | None = None, num_rows: float | Tensor | None = None,
     num_tokens: float | Tensor | None = None, num_teacher_tokens: float | Tensor | None = None,
@@ -131,7 +133,8 @@ def hybrid_policy_loss(
     tokens = _tokens(log_probs, old_log_probs, advantages, action_mask, off_policy_mask, all_max_clip)
     as_rollout = tokens.kept if how.as_rollouts else tokens.is_rollout
     rollout_reshaping = (on_policy_reshape, on_policy_reshape_weight, on_policy_reshape_power)
-    on, clipped = _rollout_terms(tokens, as_rollout, rollout_reshaping, (clip_low, clip_high) if use_clip else None)
+    clip = (clip_low, clip_high) if use_clip else None
+    on, clipped = _rollout_terms(tokens, as_rollout, rollout_reshaping, clip, dual_clip)
     if rollout_weights is not None:
         weights = torch.where(tokens.is_rollout, rollout_weights.detach().to(on.loss.dtype), 1.0)
         on = replace(on, loss=on.loss * weights)
@@ -265,16 +268,18 @@ def _constant(token_loss: Tensor, mask: Tensor, totals: Totals) -> Tensor:
 @dataclass(frozen=True)
 class Aggregation:
     """loss: (token losses [B, T], mask [B, T], totals) to one number; those of micro-batches add up under given
-    totals. rows_with_tokens: whether the num_rows it divides by are those that have a token in the mask."""
+    totals. rows_with_tokens: whether the num_rows it divides by are those that have a token in the mask; every_row:
+    whether they are all, so that rows which are left out weigh as rows without an advantage do."""
 
     loss: Callable[[Tensor, Tensor, Totals], Tensor]
     rows_with_tokens: bool = False
+    every_row: bool = False
 
 
 AGGREGATIONS: dict[str, Aggregation] = {
     "token_mean": Aggregation(_token_mean),
     "sequence_mean": Aggregation(_sequence_mean, rows_with_tokens=True),
-    "constant": Aggregation(_constant),
+    "constant": Aggregation(_constant, every_row=True),
 }
 
 
@@ -305,18 +310,23 @@ def aggregate_token_loss(
 
 
 def _rollout_terms(
-    tokens: _Tokens, mask: Tensor, reshaping: tuple[str, float, float], clip: tuple[float, float] | None
+    tokens: _Tokens,
+    mask: Tensor,
+    reshaping: tuple[str, float, float],
+    clip: tuple[float, float] | None,
+    dual_clip: float | None,
 ) -> tuple[_Terms, Tensor]:
     """Compute PPO's loss of the masked tokens, and where clipping decided it (1, else 0)."""
     # Other tokens are zeroed before exp and before any product: a mask applied afterwards makes inf nan (inf * 0).
     advantages, old_log_probs = torch.where(mask, tokens.advantages, 0.0), torch.where(mask, tokens.old_log_probs, 0.0)
     ratio = reshape_ratio(torch.where(mask, tokens.log_probs, 0.0), old_log_probs, *reshaping)
-    unclipped = -advantages * ratio
-    if clip is None:
-        return _Terms(unclipped, ratio), torch.zeros_like(ratio)
-    low, high = clip
-    loss = torch.maximum(unclipped, -advantages * ratio.clamp(1 - low, 1 + high))
-    return _Terms(loss, ratio), (loss > unclipped).to(loss.dtype)
+    loss = unclipped = -advantages * ratio
+    if clip is not None:
+        low, high = clip
+        loss = torch.maximum(loss, -advantages * ratio.clamp(1 - low, 1 + high))
+    if dual_clip is not None:  # without it, the loss of a bad rollout that has become likely has no bound
+        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+    return _Terms(loss, ratio), (loss != unclipped).to(loss.dtype)
 
 
 def _unbounded_ratio(

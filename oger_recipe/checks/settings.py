@@ -129,7 +129,6 @@ _UNSUPPORTED = {
     "train.partial_rollout_enable": (False, "it needs asynchronous training, which is not supported; leave it off"),
     "train.agent_func_path": (None, "rewards and groups come from the recipe; use reward.remote_url"),
     "actor.policy_loss_type": ("ppo", "the hybrid loss is a loss of tokens; leave it at ppo"),
-    "actor.dual_clip": (None, "the hybrid loss has no dual clip; leave it unset"),
     "actor.loss_agg_mode": ("token-mean", "the hybrid loss has its own; use oger.loss_aggregation"),
     "data.prompt_probs": (
         None,

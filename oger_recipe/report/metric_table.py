@@ -265,7 +265,7 @@ TABLE: tuple[Metric, ...] = (
        healthy_text="some are what the limit is for; most of them are wasted rollouts",
        advice="Fewer epochs a batch, or a lower actor.adam.lr."),
     _M("clip_fraction", HEALTH, "clipped tokens", "share", _OWN_TOKENS,
-       "Share of tokens whose loss PPO's clipping decided; 0 with one update a step.", (None, 0.3),
+       "Share of tokens whose loss PPO's clipping or actor.dual_clip decided; 0 with one update a step.", (None, 0.3),
        "rule of thumb: below 0.3", "Fewer updates a batch, or a lower actor.adam.lr."),
     _M("all_clip_fraction", HEALTH, "tokens left out as certain", "share", _TRAINED_TOKENS,
        "Share of tokens that oger.all_max_clip leaves out because the policy is surer of them."),

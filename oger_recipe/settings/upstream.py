@@ -87,7 +87,8 @@ RULES: dict[str, Rules] = {
     **_both("muon.ns_steps", range=COUNT, resume=OF_OPTIMIZER),
     **_both("max_norm", range=WEIGHT),
     **_all("actor.eps_clip actor.eps_clip_low_high", range=POSITIVE, needs=(_CLIPS,)),
-    **_all("actor.dual_clip critic.value_clip", range=POSITIVE),
+    "actor.dual_clip": Rules(range=Range("above 1", 1, low_open=True)),
+    "critic.value_clip": Rules(range=POSITIVE),
     **_all("actor.entropy_coef actor.aux_loss_coef", range=WEIGHT),
     "critic.freezing_steps": Rules(range=Range("-1 (none) or 0 or more", 0, also=(-1,))),
     # Advantages and KL

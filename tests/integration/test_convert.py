@@ -188,9 +188,8 @@ TEACHERS = {"oger.off_policy_reshape", "oger.min_prefix_ratio", "oger.max_prefix
         ("luffy", LUFFY, set()),
         ("grpo", ON_POLICY, TEACHERS),
         ("exgrpo", EXGRPO, set()),
-        # Files keep the number that is published; the command's is in another unit (of_micro_batches).
-        ("hpt", HPT, {"oger.sft_loss_coef"}),
-        ("srft", SRFT, {"oger.sft_loss_coef"}),
+        ("hpt", HPT, set()),
+        ("srft", SRFT, set()),
     ],
 )
 def test_the_recipe_files_are_what_the_commands_become(
@@ -337,7 +336,15 @@ def test_what_the_command_leaves_out_has_the_default_of_there(settings: Callable
             HPT | {"trainer.unify_strategy": "no", ACTOR + "offline_loss_type": "off_policy"},
             {"oger.off_policy_loss": "reshape", "oger.n_prefix": 1, "oger.max_replace_num": 0},
         ),
-        (HPT, {"oger.sft_loss_coef": 1 / 16, "oger.max_prefix_len": 8192, "oger.n_prefix": 0}),
+        (HPT, {"oger.sft_prefix_reward_weight": 8.0, "oger.max_prefix_len": 8192, "oger.n_prefix": 0}),
+        (
+            HPT | {ACTOR + "sft_loss_coef": "0.3", ROLLOUT + "n": "4", ROLLOUT + "n_verify": "4"},
+            {"oger.sft_prefix_reward_weight": 1.2, "oger.off_policy_reshape": "logp", "oger.sft_loss_coef": 1.0},
+        ),
+        (
+            HPT | {"trainer.unify_strategy": "no"},
+            {"oger.off_policy_loss": "sft", "oger.sft_loss_coef": 1 / 16, "oger.use_sft_prefix_reward": False},
+        ),
         (SRFT, {"oger.sft_loss_coef": 0.5 / 16, "oger.on_policy_reshape": "logp", "oger.n_prefix": 1}),
         ({"data.reward_impl_version": "5"}, {"oger.math_rule": "math_verify", "oger.math_extract": ("boxed",)}),
         (

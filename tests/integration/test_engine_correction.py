@@ -44,9 +44,9 @@ def _rows(seed: int) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "dual_clip"), [(0, None), (1, None), (2, None), (0, 1.05), (1, 1.3)])
 def test_without_teachers_loss_gradient_and_shares_are_openrlhfs(
-    scheme: tuple[Any, ...], aggregation: str, seed: int, nested
+    scheme: tuple[Any, ...], aggregation: str, seed: int, dual_clip: float | None, nested
 ) -> None:
     log_probs, old, engine, advantages, mask = _rows(seed)
     totals = {"dp_size": 2, "batch_num_tokens": torch.tensor(50.0), "global_batch_size": torch.tensor(9.0)}
@@ -55,14 +55,16 @@ def test_without_teachers_loss_gradient_and_shares_are_openrlhfs(
     theirs = log_probs.clone().requires_grad_()
     level, mode, gating, threshold = scheme
     upstream = PolicyLoss(
-        0.2, 0.2, token_level_loss=aggregation == "token_mean", is_correction_level=level, is_correction_mode=mode,
-        is_correction_gating=gating, is_correction_threshold=threshold,
+        0.2, 0.2, dual_clip, token_level_loss=aggregation == "token_mean",
+        is_correction_level=level, is_correction_mode=mode, is_correction_gating=gating,
+        is_correction_threshold=threshold,
     )  # fmt: skip
     expected, *_, share = upstream(theirs, old, advantages, rollout_log_probs=engine, **arguments)
     expected.backward()
 
     ours = log_probs.clone().requires_grad_()
-    loss_of = HybridPolicyLoss(nested(f"--oger.loss_aggregation={aggregation}", "--rollout.max_new_tokens=12"))
+    flags = [f"--oger.loss_aggregation={aggregation}", "--rollout.max_new_tokens=12"]
+    loss_of = HybridPolicyLoss(nested(*flags, *([] if dual_clip is None else [f"--actor.dual_clip={dual_clip}"])))
     correction = EngineCorrection.named(*scheme)
     assert correction is not None
     weighed = correction.of(old, engine, mask)

@@ -569,7 +569,7 @@ def _loss(aggregation: str, **settings: Any) -> HybridPolicyLoss:
     return HybridPolicyLoss(
         SimpleNamespace(
             rollout=SimpleNamespace(max_new_tokens=LONGEST),
-            actor=SimpleNamespace(eps_clip_low_high=[0.2, 0.2]),
+            actor=SimpleNamespace(eps_clip_low_high=[0.2, 0.2], dual_clip=None),
             oger=LossSettings(loss_aggregation=aggregation, **settings),
         )
     )

@@ -31,6 +31,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ppo_ignores_what_is_for_reshape": {
         "teacher_loss": "ppo", "teacher_probs": True, "off_policy_max_clip": 0.2, "off_policy_min_clip": 0.15,
     },
+    "dual_clip": {"dual_clip": 1.3},
+    "dual_clip_without_clipping": {"dual_clip": 1.3, "use_clip": False},
+    "dual_clip_of_ppo": {"dual_clip": 1.3, "teacher_loss": "ppo"},
     "sft": {"teacher_loss": "sft"},
     "sft_weighed": {"teacher_loss": "sft", "sft_loss_coef": 0.4, "use_clip": False},
     "sft_ignores_what_is_for_reshape": {
@@ -116,9 +119,12 @@ def bounded(value: float, slope: float, low: float | None, high: float | None) -
 
 
 def surrogate(p: float, p_old: float, a: float, settings: dict[str, Any]) -> tuple[float, float]:
-    """PPO's pessimistic choice between -A r and -A clamp(r), with its slope."""
+    """PPO's pessimistic choice between -A r and -A clamp(r), with its slope; with dual clip no more than -A c where
+    A is negative."""
     name = settings.get("on_policy_reshape", "no_reshape")
     r, slope = (f(p, p_old) for f in RATIOS[name])
+    if a < 0 and r > settings.get("dual_clip", math.inf):
+        return -a * settings["dual_clip"], 0.0
     if settings.get("use_clip", True):
         low, high = 1 - settings.get("clip_low", 0.2), 1 + settings.get("clip_high", 0.2)
         clipped, clipped_slope = bounded(r, slope, low, high)
@@ -439,3 +445,23 @@ def test_unknown_names_and_shapes_that_would_broadcast_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\[6, 8\], \[6, 1\]$"):
         run(batch | {"teacher_probs": batch["teacher_probs"][:, :1]}, {"teacher_probs": True})
     assert {"reshape", "ppo", "sft"} <= TEACHER_LOSSES.keys()
+
+
+@pytest.mark.parametrize("use_clip", [True, False])
+def test_dual_clip_bounds_the_loss_of_bad_rollouts_alone(use_clip: bool) -> None:
+    """c = 3, in one row each: bad and r = 4 (2 c, without a slope), bad and r = 2 (4), good and r = 4, and a
+    teacher's token of p / q = 4 that is worth as little. The first counts half by its engine's weight."""
+    log_probs = torch.tensor([[0.8], [0.8], [0.8], [0.8]], dtype=torch.float64).log().requires_grad_()
+    old = torch.tensor([[0.2], [0.4], [0.2], [0.2]], dtype=torch.float64).log()
+    advantages = torch.tensor([[-2.0], [-2.0], [2.0], [-2.0]], dtype=torch.float64)
+    off, every = torch.tensor([[False], [False], [False], [True]]), torch.ones(4, 1, dtype=torch.bool)
+    loss, metrics = hybrid_policy_loss(
+        log_probs, old, advantages, every, off, teacher_probs=torch.full((4, 1), 0.2, dtype=torch.float64),
+        rollout_weights=torch.tensor([[0.5], [1.0], [1.0], [1.0]]), dual_clip=3.0, use_clip=use_clip,
+        aggregation="token_mean",
+    )  # fmt: skip
+    loss.backward()
+    good, its_slope = (-2 * 1.2, 0.0) if use_clip else (-8.0, -8.0)
+    assert loss.item() == pytest.approx((0.5 * 6 + 4 + good + 8) / 4, rel=1e-5)
+    assert (4 * log_probs.grad).flatten().tolist() == pytest.approx([0.0, 4.0, its_slope, 8.0], rel=1e-5)
+    assert metrics["clip_fraction"].item() == pytest.approx(2 / 3 if use_clip else 1 / 3)

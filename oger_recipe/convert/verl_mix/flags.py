@@ -105,8 +105,10 @@ _PREFIX = (
     dead(ROLLOUT + "prefix_reward_strategy", "all", _UNREAD),
     same(ROLLOUT + "prefix_reward_weight_alpha", 1.0, "oger.prefix_reward_weight_alpha"),
     same(ROLLOUT + "prefix_reward_weight_beta", 1.0, "oger.prefix_reward_weight_beta"),
-    same(ACTOR + "use_sft_prefix_reward", False, "oger.use_sft_prefix_reward"),
-    same(ACTOR + "sft_prefix_reward_weight", 1.0, "oger.sft_prefix_reward_weight"),
+    Flag(ACTOR + "use_sft_prefix_reward", False,
+         where(rules.only_with_advantage, to("oger.use_sft_prefix_reward")), "oger.use_sft_prefix_reward"),
+    Flag(ACTOR + "sft_prefix_reward_weight", 1.0,
+         where(rules.only_with_advantage, to("oger.sft_prefix_reward_weight")), "oger.sft_prefix_reward_weight"),
 )  # fmt: skip
 
 _ADVANTAGE = (
@@ -162,8 +164,10 @@ _LOSS = (
          "oger.on_policy_reshape_pow_exp"),
     Flag(ACTOR + "all_max_clip", -1.0, _shaped(bound_of("oger.all_max_clip")), "oger.all_max_clip", "-1: null"),
     Flag(ACTOR + "use_sft_multitask_loss", False, rules.teacher_loss, "oger.off_policy_loss", "True: sft"),
-    Flag(ACTOR + "sft_loss_coef", 1.0, where(rules.only_supervised, rules.of_micro_batches("oger.sft_loss_coef")),
-         "oger.sft_loss_coef", "in the unit of entropy_coeff", differs=True),
+    Flag(ACTOR + "sft_loss_coef", 1.0, where(rules.only_supervised, rules.sft_coefficient),
+         "oger.sft_loss_coef, oger.sft_prefix_reward_weight",
+         "in the unit of entropy_coeff; with unify_strategy switch, times rollout.n, the advantage of a teacher's "
+         "tokens beside the rollouts': there it is shared by the teachers of a micro-batch", differs=True),
     Flag(ACTOR + "loss_remove_token_mean", False,
          choice("oger.loss_aggregation", {True: "constant", False: "token_mean"}), "oger.loss_aggregation",
          "True: constant, the mean over rows of (sum of token losses / longest response). There it is not divided by "
@@ -193,10 +197,10 @@ _LOSS = (
     dead(ACTOR + "use_target_lst", False, f"{_UNREAD}; all teachers of a row are used"),
     dead(ACTOR + "debug", False, _UNREAD),
     Flag(ACTOR + "offline_loss_type", UNSET, rules.offline_loss,
-         "oger.off_policy_loss, oger.sft_token_weight, oger.sft_loss_coef, oger.rollout_advantage, "
-         "oger.on_policy_reshape",
-         "HPT's; off_policy: reshape, sft: sft, srft: reshape_sft with SRFT's weights, of which the supervised one is "
-         "0.5 in the unit of entropy_coeff", kind=str),
+         "oger.off_policy_loss, oger.off_policy_reshape, oger.off_policy_reshape_weight, oger.use_sft_prefix_reward, "
+         "oger.sft_token_weight, oger.sft_loss_coef, oger.rollout_advantage, oger.on_policy_reshape",
+         "HPT's; off_policy: reshape, sft: sft, with unify_strategy switch log p with a fixed advantage, srft: "
+         "reshape_sft with SRFT's weights, of which the supervised one is 0.5 in the unit of entropy_coeff", kind=str),
     alone(ACTOR + "srft_type", "paper", "SRFT's loss is the paper's", "there is one SRFT: leave it out"),
     dead(ACTOR + "skip_grad_bound", UNSET, f"ExGRPO's bound: {_SKIPS}"),
     dead(ACTOR + "max_grad_norm", UNSET, f"HPT's bound: {_SKIPS}"),

@@ -134,8 +134,20 @@ def teacher_loss(value: Any, get: Get) -> Settings:
 
 
 def offline_loss(value: Any, get: Get) -> Settings:
-    """Take HPT's loss of teachers; srft (arXiv 2506.19767) brings its weights and the loss of rollouts."""
+    """Take HPT's loss of teachers; srft (arXiv 2506.19767) brings its weights and the loss of rollouts.
+
+    Under switch a step has as many teachers as it has unsolved prompts, and the mean over their tokens would weigh all
+    of them together as much as one alone. So a teacher's row is one of the rows that are added up, with log p in place
+    of the ratio and an advantage of its own (sft_coefficient).
+    """
     name = one_of(value, _OFFLINE)
+    if name == "sft" and not only_switch(get):
+        return {
+            "oger.off_policy_loss": "reshape",
+            "oger.off_policy_reshape": "logp",
+            "oger.off_policy_reshape_weight": 1.0,
+            "oger.use_sft_prefix_reward": True,
+        }
     if name != "reshape_sft":
         return {"oger.off_policy_loss": name}
     return {
@@ -176,6 +188,18 @@ def only_supervised(get: Get) -> str:
         return ""
     offline = get(ACTOR + "offline_loss_type")
     return "use_sft_multitask_loss is False" if offline is None else f"offline_loss_type is {offline}"
+
+
+def sft_coefficient(value: Any, get: Get) -> Settings:
+    """Take the supervised loss's coefficient; under HPT's switch it is the advantage of a teacher's tokens."""
+    if only_switch(get):
+        return {"oger.sft_loss_coef": in_steps_unit(value, get)}
+    return {"oger.sft_prefix_reward_weight": float(value * get(ROLLOUT + "n"))}
+
+
+def only_with_advantage(get: Get) -> str:
+    supervised = get(ACTOR + "offline_loss_type") == "sft"
+    return "offline_loss_type is sft: a teacher's advantage is no part of its loss" if supervised else ""
 
 
 def teacher_probs(value: Any, get: Get) -> Settings:

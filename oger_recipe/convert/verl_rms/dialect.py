@@ -57,8 +57,6 @@ VERL_RMS = Dialect(
         "verdict, where an answer brings it about, or what oger.reward.on_error says; there the run ends",
         "use_bge": "there the field Response of an answer in JSON is compared, and an answer without the fields of "
         "that task gets 0; here whole answers are compared. 0.3 + 0.7 x the curve is the same curve from 0.37",
-        "clip_ratio_c": "there the loss of a rollout with a negative advantage is bounded once its ratio is above 3; "
-        "here it is not",
     },
     page="verl_rms_flags.md",
     introduction="""# VeRL-with-RMs' flags and ours

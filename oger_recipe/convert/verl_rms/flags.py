@@ -204,7 +204,7 @@ _CREDIT = (
     Flag(ACTOR + "clip_ratio_high", 0.2, rules.clip, "actor.eps_clip, actor.eps_clip_low_high", kind=object),
     Flag(ACTOR + "clip_ratio", 0.2, rules.clip_ratio, "actor.eps_clip",
          "where one of clip_ratio_low and clip_ratio_high is null, which are 0.2 there by default"),
-    dead(ACTOR + "clip_ratio_c", 3.0, "the loss of a bad rollout that has become likely has no bound", differs=True),
+    same(ACTOR + "clip_ratio_c", 3.0, "actor.dual_clip"),
     *shared.CRITIC,
 )  # fmt: skip
 

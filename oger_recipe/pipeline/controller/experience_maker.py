@@ -387,7 +387,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         experience.kl = None
 
     def _leave_out(self, experiences: list[Experience]) -> None:
-        """Take the rows that oger.taught_group does not train out of every loss, and of what losses divide by."""
+        """Take the rows that oger.taught_group does not train out of every loss, and of the tokens they divide by."""
         for experience in experiences:
             rows = self.current.batch.left_out[experience.index]
             experience.action_mask = experience.action_mask.masked_fill(rows.unsqueeze(1), 0)

@@ -28,8 +28,9 @@ class Given:
     """What the loss has to know of a micro-batch beside what OpenRLHF hands it.
 
     off_policy_mask [B, A] marks teacher tokens. step_index, engine_weights and teacher_log_probs [B, A] are the
-    experience's, None where a run does not use them. Totals are of the optimizer step: of teacher tokens, and of what
-    the loss counts (units), by rollouts and in all. sft_loss_coef is the step's; None: it is the same at all steps.
+    experience's, None where a run does not use them. Totals are of the optimizer step: of teacher tokens, of what the
+    loss counts (units), by rollouts and in all, and of every row, left out or not. sft_loss_coef is the
+    step's; None: it is the same at all steps.
     """
 
     off_policy_mask: torch.Tensor
@@ -39,6 +40,7 @@ class Given:
     of_teachers: Totals = Totals()
     of_rollouts: Totals = Totals()
     of_units: Totals = Totals()
+    of_every_row: Totals = Totals()
     sft_loss_coef: torch.Tensor | None = None
 
 
@@ -60,6 +62,7 @@ class HybridPolicyLoss(torch.nn.Module):
         self._sft_loss_coef, self._is_mixture = settings.sft_loss_coef, settings.sft_loss_mixture
         self._counts_rollout_tokens = how.apart
         self._counts_rollout_rows = how.apart and aggregation.rows_with_tokens
+        self.counts_every_row = aggregation.every_row
         self._loss = partial(
             hybrid_policy_loss,
             reshape=settings.off_policy_reshape,
@@ -69,6 +72,7 @@ class HybridPolicyLoss(torch.nn.Module):
             clip_low=clip_low,
             clip_high=clip_high,
             use_clip=not settings.loss_remove_clip,
+            dual_clip=args.actor.dual_clip,
             aggregation=settings.loss_aggregation,
             teacher_loss=settings.off_policy_loss,
             sft_token_weight=settings.sft_token_weight if how.supervised else "none",
@@ -110,6 +114,7 @@ class HybridPolicyLoss(torch.nn.Module):
             where = (action_mask, given.off_policy_mask, given.step_index)
             log_probs, old_log_probs = (step_log_probs(each, *where) for each in (log_probs, old_log_probs))
             units, num_units = unit_mask(*where), given.of_units.tokens
+        rows = global_batch_size if given.of_every_row.rows is None else given.of_every_row.rows
         mu = self._sft_loss_coef if given.sft_loss_coef is None else given.sft_loss_coef
         loss, self.metrics = self._loss(
             log_probs,
@@ -117,7 +122,7 @@ class HybridPolicyLoss(torch.nn.Module):
             advantages,
             units,
             given.off_policy_mask,
-            num_rows=given.of_rollouts.rows if self._counts_rollout_rows else global_batch_size,
+            num_rows=given.of_rollouts.rows if self._counts_rollout_rows else rows,
             num_tokens=given.of_rollouts.tokens if self._counts_rollout_tokens else num_units,
             teacher_probs=teacher_probs,
             rollout_weights=given.engine_weights,

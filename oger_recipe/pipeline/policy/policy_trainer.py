@@ -43,6 +43,11 @@ def _with_joined_info(collate: Callable[[list], Experience], rows: list) -> Expe
     return experience
 
 
+def _every_row(experience: Experience) -> torch.Tensor:
+    """Mark a token of each row (bool [B, A]), also of those that are left out of the loss."""
+    return torch.ones_like(experience.action_mask, dtype=torch.bool)
+
+
 class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
     """OpenRLHF's policy trainer with the hybrid loss."""
 
@@ -88,8 +93,9 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
     @property
     def _kinds(self) -> Mapping[str, Callable[[Experience], torch.Tensor]]:
         """Masks of what the loss needs the totals of, by its names for them."""
-        by_step = {"of_units": self._units} if self.actor_loss_fn.by_step else {}
-        return {"of_teachers": teachers_tokens, "of_rollouts": self._rollouts_units} | by_step
+        more = {"of_units": self._units} if self.actor_loss_fn.by_step else {}
+        more |= {"of_every_row": _every_row} if self.actor_loss_fn.counts_every_row else {}
+        return {"of_teachers": teachers_tokens, "of_rollouts": self._rollouts_units} | more
 
     def training_step(self, experience: Experience, kl_ctl: float, step: int, loss_batch_info=None):
         if loss_batch_info is None:  # dynamic batches
