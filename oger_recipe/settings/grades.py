@@ -88,6 +88,12 @@ class GradeSettings(Section):
     )
 
     @property
+    def is_on(self) -> bool:
+        """Whether grades are ever anything but 0."""
+        moves = self.grade_schedule != "constant" and self.grade_weight_end != 0
+        return self.grader != OFF and (self.grade_weight != 0 or moves)
+
+    @property
     def shows_teachers(self) -> bool:
         """Whether the grader reads teachers' trajectories."""
         return self.grader == SELF
