@@ -213,7 +213,7 @@ def _draws(oger: OgerSettings) -> Iterator[str]:
             "oger.n_prefix": oger.prefix.n_prefix != 0,
             "--no-oger.replace_after_rm": teachers.max_replace_num > 0 and not teachers.replace_after_rm,
             "oger.hint_share": teachers.hint_share > 0,
-            "oger.grader self": oger.grades.shows_teachers,
+            f"oger.grader {oger.grades.grader}": oger.grades.shows_teachers,
         }
         for name in (name for name, is_set in others.items() if is_set):
             yield (

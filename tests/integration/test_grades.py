@@ -307,7 +307,8 @@ def actors(nested, tiny, monkeypatch) -> Any:
         actor = OgerPolicyModelActor(1, 0, "127.0.0.1", 1)
         strategy = Strategy(nested("--ds.attn_implementation=eager", *flags))
         actor.init_model_from_pretrained(strategy, str(tiny), max_steps=1)
-        actor.actor.model.float()
+        for model in filter(None, (actor.actor, actor.grader)):
+            model.model.float()
         return Actors(actor)
 
     return make
@@ -354,6 +355,9 @@ def direct(folder: Path, prompt: StepPrompt, temperature: float = 1.0) -> torch.
         ["--rollout.micro_batch_size", "3"],
         ["--rollout.micro_batch_size", "4", "--rollout.temperature", "0.7"],
         ["--rollout.micro_batch_size", "1", "--train.dynamic_batch_enable", "--rollout.max_tokens_per_gpu", "60"],
+        ["--rollout.micro_batch_size", "4", "--ds.packing_samples"],
+        ["--rollout.micro_batch_size", "1", "--train.dynamic_batch_enable", "--rollout.max_tokens_per_gpu", "60"]
+        + ["--ds.packing_samples"],
     ],
     ids=str,
 )
@@ -362,12 +366,43 @@ def test_the_policys_log_probabilities_are_those_of_a_direct_forward_pass(
 ) -> None:
     maker = controller(*NO_TEACHERS, *flags)
     temperature = maker.args.rollout.temperature
-    group, prompts = actors(f"--rollout.temperature={temperature}"), texts(letters, PAIRS)
+    packs = ["--ds.packing_samples"] * ("--ds.packing_samples" in flags)
+    group, prompts = actors(f"--rollout.temperature={temperature}", *packs), texts(letters, PAIRS)
     replies = PolicyLikelihoods(group, maker.split_rollout_samples, maker.args).log_probs(prompts)
     for prompt, reply in zip(prompts, replies, strict=True):
         torch.testing.assert_close(torch.tensor(reply.log_probs), direct(tiny, prompt, temperature))
     assert len(group.calls) > 1 or flags[1] == "4"
     assert sum(rows for rows, _ in group.calls) == len(prompts)
+
+
+def test_the_initial_policy_answers_whatever_the_policy_has_become(controller, tiny, letters, actors) -> None:
+    maker = controller(*NO_TEACHERS)
+    group, prompts = actors("--oger.grader=initial"), texts(letters, PAIRS)
+    for parameter in group.actor.actor.parameters():
+        parameter.data.mul_(1.5)
+    for method, is_initial in (("forward_grader", True), ("forward", False)):
+        replies = PolicyLikelihoods(group, maker.split_rollout_samples, maker.args, method).log_probs(prompts)
+        for prompt, reply in zip(prompts, replies, strict=True):
+            assert torch.allclose(torch.tensor(reply.log_probs), direct(tiny, prompt), atol=1e-5) == is_initial
+
+
+@pytest.mark.parametrize(("grader", "method"), [("self", "forward"), ("initial", "forward_grader")])
+def test_who_is_shown_a_teacher_is_the_one_that_the_recipe_names(
+    controller, rollout, letters, monkeypatch, grader, method
+) -> None:
+    """What the grader's prompt is, and what becomes of its grades, is the same for both."""
+    asked, own = [], Own(letters, {})
+
+    def place(group: Any, cut: Any, args: Any, method: str) -> Own:
+        asked.append(method)
+        return own
+
+    monkeypatch.setattr("oger_recipe.pipeline.controller.experience_maker.PolicyLikelihoods", place)
+    monkeypatch.setattr("oger_recipe.pipeline.controller.experience_maker.window_of", lambda _: 40)
+    maker = controller(*SELF, "--oger.grader", grader, teachers={"u": demonstrations(letters, "first")}, shown=SHOWN)
+    advantages = by_row(maker.make_experience_batch([rollout(*each) for each in TEXTS.items()]))
+    assert asked == [method] and {prompt for prompt, _ in own.asked} == {"[first] now>"}
+    assert advantages == [[0.75] * 3, [-0.25] * 2, [0.75] * 4, [-0.25] * 3]
 
 
 def test_rows_are_made_up_to_a_multiple_of_the_ranks(controller, tiny, letters, actors) -> None:
