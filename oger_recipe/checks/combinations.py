@@ -17,6 +17,7 @@ from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.algorithm.reshape import reshape_probability
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.checks.estimators import estimator_problems
+from oger_recipe.checks.grades import grade_problems
 from oger_recipe.data.templates import PLACEHOLDER, TEACHER
 from oger_recipe.grading.verifiers import look_in
 from oger_recipe.rewards.compose import ON_ERROR, by_steps_problem
@@ -25,7 +26,6 @@ from oger_recipe.rewards.kinds.entries import entry_problems
 from oger_recipe.rewards.spec import Keys
 from oger_recipe.settings.credit import AdvantageSettings
 from oger_recipe.settings.critic import CriticSettings
-from oger_recipe.settings.grades import OFF
 from oger_recipe.settings.loss import LossSettings
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.teachers import PrefixSettings, TeacherSettings
@@ -46,7 +46,7 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     yield from _hints(value["rollout.max_new_tokens"], oger)
     yield from _prefixes(value["rollout.n_samples_per_prompt"], oger.teachers, oger.prefix)
     yield from _replacement(oger)
-    yield from _grades(oger)
+    yield from grade_problems(value, oger)
     yield from _baselines(value, oger)
     yield from estimator_problems(value, oger)
     yield from _truncation(value["reward.stop_properly_penalty_coef"], oger.advantage)
@@ -213,7 +213,7 @@ def _draws(oger: OgerSettings) -> Iterator[str]:
             "oger.n_prefix": oger.prefix.n_prefix != 0,
             "--no-oger.replace_after_rm": teachers.max_replace_num > 0 and not teachers.replace_after_rm,
             "oger.hint_share": teachers.hint_share > 0,
-            "oger.grader self": oger.grades.shows_teachers,
+            f"oger.grader {oger.grades.grader}": oger.grades.shows_teachers,
         }
         for name in (name for name, is_set in others.items() if is_set):
             yield (
@@ -290,16 +290,6 @@ def _replacement(oger: OgerSettings) -> Iterator[str]:
             "oger.history_enters with oger.n_prefix or without oger.replace_after_rm: the engine knows the end of an "
             "earlier rollout by its end-of-sequence token, and oger.stop, oger.stop_token_ids or the prompt template "
             "ends rollouts before it: use oger.replace_after_rm and oger.n_prefix 0, or leave these out"
-        )
-
-
-def _grades(oger: OgerSettings) -> Iterator[str]:
-    grades = oger.grades
-    yield from grades.model_problems()
-    if grades.grader != OFF and oger.loss.ratio_level == "step":
-        yield (
-            f"oger.grader {grades.grader} grades tokens, and with oger.ratio_level step a whole step of reasoning has "
-            "the advantage of its first token: use oger.ratio_level token"
         )
 
 

@@ -17,6 +17,7 @@ ds.lora.rank, N is that of the adapters for all but weights, reference and engin
 
     a critic       the same, without an output layer
     the reference  2 N        over P with ds.zero_stage 3; there in main memory with ref.offload
+    the grader     2 N        over P with ds.zero_stage 3, beside the policy: oger.grader initial
     an engine      2 N / T + KV cache             T = vllm.tensor_parallel_size
     KV cache       4 layers kv_heads head_dim     a token: keys and values of 16 bits
 
@@ -39,6 +40,7 @@ from oger_recipe.base.cpu import kv_bytes_per_token
 from oger_recipe.checks import model_files
 from oger_recipe.checks.activations import Held, of_body, of_head
 from oger_recipe.checks.machine import judge_engines, policy_ranks
+from oger_recipe.settings.grades import INITIAL
 from oger_recipe.settings.oger import OgerSettings
 
 GIB = 2**30
@@ -107,7 +109,7 @@ def estimate(value: Mapping[str, Any], shape: Shape, critic: Shape | None = None
     has_reference, has_critic = value["algo.kl.init_coef"] > 0, value["algo.advantage.estimator"] in CRITIC_ESTIMATORS
     reference = has_reference * 2.0 * shape.parameters / (policy_ranks(value) if sharded else 1)
     return Memory(
-        policy=_trained(value, shape, policy_ranks(value), _head(value, shape, cpu)),
+        policy=_trained(value, shape, policy_ranks(value), _head(value, shape, cpu)) | _grader(value, shape),
         critic=_trained(value, critic or shape, _critic_ranks(value), 0) if has_critic else {},
         reference=0 if sharded and value["ref.offload"] else reference,
         offloaded_reference=reference if sharded and value["ref.offload"] else 0,
@@ -118,6 +120,13 @@ def estimate(value: Mapping[str, Any], shape: Shape, critic: Shape | None = None
         engine_weights=2 * shape.parameters / value["vllm.tensor_parallel_size"],
         kv_cache_per_token=shape.kv_bytes_per_token / value["vllm.tensor_parallel_size"],
     )
+
+
+def _grader(value: Mapping[str, Any], shape: Shape) -> dict[str, float]:
+    """Estimate the bytes of the initial policy that grades, on each rank of the policy."""
+    if value["oger.grader"] != INITIAL:
+        return {}
+    return {"grader": 2.0 * shape.parameters / (policy_ranks(value) if value["ds.zero_stage"] == 3 else 1)}
 
 
 def _trained(value: Mapping[str, Any], shape: Shape, ranks: int, head: float) -> dict[str, float]:
@@ -195,7 +204,7 @@ def shared_gpu(value: Mapping[str, Any], need: Memory) -> dict[str, tuple[float,
 def _resting(value: Mapping[str, Any], parts: Mapping[str, float]) -> Iterator[float]:
     """Yield the bytes that a trained model keeps while others work; DeepSpeed's sleep keeps weights and buffers."""
     sleeps = value["ds.enable_sleep"] and not value["ds.adam_offload"]
-    stay = ("weights", "buffers") if sleeps else ("weights", "buffers", "gradients", "Adam")
+    stay = ("weights", "grader", "buffers") if sleeps else ("weights", "grader", "buffers", "gradients", "Adam")
     return (size for part, size in parts.items() if part in stay)
 
 
@@ -244,12 +253,12 @@ def _judges_in_main_memory(value: Mapping[str, Any]) -> float:
 
 
 def surely_taken(value: Mapping[str, Any], shape: Shape) -> float:
-    """Return the least bytes on a policy rank, whatever settings and libraries do: weights, and Adam's states of a
-    policy that is trained whole."""
+    """Return the least bytes on a policy rank, whatever settings and libraries do: weights, also of the initial policy
+    that grades, and Adam's states of a policy that is trained whole."""
     ranks, stage = policy_ranks(value), value["ds.zero_stage"]
     is_elsewhere = value["ds.adam_offload"] or value["actor.optim"] != "adam" or value["ds.lora.rank"]
     adam = 0 if is_elsewhere else _ADAM / _shards(value, ranks)
-    return shape.parameters * (2 / (ranks if stage == 3 else 1) + adam)
+    return shape.parameters * (2 / (ranks if stage == 3 else 1) + adam) + sum(_grader(value, shape).values())
 
 
 def surely_in_main_memory(value: Mapping[str, Any], shape: Shape, gpus: Mapping[str, int]) -> float:

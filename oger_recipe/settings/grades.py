@@ -12,8 +12,8 @@ from oger_recipe.models.keys import OF_A_MODEL_HERE, OF_A_SERVER, WriterKeys
 from oger_recipe.rewards.place import Likelihoods, Place, Reply, StepPrompt
 from oger_recipe.settings.fields import Section, need, setting
 
-OFF, SELF, MODEL = "off", "self", "model"
-GRADERS = (OFF, SELF, MODEL)
+OFF, SELF, INITIAL, MODEL = "off", "self", "initial", "model"
+GRADERS = (OFF, SELF, INITIAL, MODEL)
 GRADE_MODEL = "oger.grade_model"
 _OF_OTHER_QUESTIONS = ("api", "head")  # keys that say how else a server is asked
 _KEYS = (
@@ -48,7 +48,8 @@ class GradeSettings(Section):
     grader: str = setting(
         OFF,
         "who grades every token of a rollout, beside the advantage: self (the policy, shown a teacher's trajectory in "
-        "its prompt: on-policy self-distillation) or model (a teacher model: on-policy distillation)",
+        "its prompt: on-policy self-distillation), initial (the policy as it was before the first step, shown the "
+        "same), or model (a teacher model: on-policy distillation)",
         choices=GRADERS,
     )
     grade_model: tuple[Mapping[str, Any], ...] = setting(
@@ -88,9 +89,15 @@ class GradeSettings(Section):
     )
 
     @property
+    def is_on(self) -> bool:
+        """Whether grades are ever anything but 0."""
+        moves = self.grade_schedule != "constant" and self.grade_weight_end != 0
+        return self.grader != OFF and (self.grade_weight != 0 or moves)
+
+    @property
     def shows_teachers(self) -> bool:
         """Whether the grader reads teachers' trajectories."""
-        return self.grader == SELF
+        return self.grader in (SELF, INITIAL)
 
     @property
     def models(self) -> tuple[GraderKeys, ...]:

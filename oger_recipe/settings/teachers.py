@@ -16,14 +16,17 @@ COMPARED = Need(
     lambda oger, value: oger.compares,
 )
 _TEACHERS = Need(
-    "teachers (oger.max_replace_num, oger.n_prefix, oger.hint_share, oger.grader self, a bonus, or oger.sft.epochs)",
+    "teachers (oger.max_replace_num, oger.n_prefix, oger.hint_share, oger.grader self or initial, a bonus, or "
+    "oger.sft.epochs)",
     lambda oger, value: oger.uses_teachers,
 )
 _SHOWS = Need(
-    "a prompt that shows a teacher (oger.hint_share, or oger.grader self)", lambda oger, value: oger.shows_teachers
+    "a prompt that shows a teacher (oger.hint_share, or oger.grader self or initial)",
+    lambda oger, value: oger.shows_teachers,
 )
 _DRAWN = Need(
-    "a teacher in a group or a prompt (oger.max_replace_num, oger.n_prefix, oger.hint_share, or oger.grader self)",
+    "a teacher in a group or a prompt (oger.max_replace_num, oger.n_prefix, oger.hint_share, or oger.grader self or "
+    "initial)",
     lambda oger, value: oger.teachers_enter or oger.shows_teachers,
 )
 _HINTS = need("oger.hint_share")

@@ -135,3 +135,20 @@ def test_the_twins_of_distillation_grade_every_rollout_token_by_token(tmp_path: 
         assert all(step["oger/graded_tokens"] == step["rollout/response_tokens"] for step in steps)
         graded = samples(run_dir, 1)
         assert all(row["advantage"] == 0 and "grade" in row for row in graded)
+
+
+def test_the_initial_policy_grades_as_the_policy_of_the_step_does_while_they_are_the_same(
+    tmp_path: Path, cache: Path
+) -> None:
+    """Two runs sample and grade alike in the first step, which makes one policy of both; then one is graded by it."""
+    rows = ["--rollout.micro_batch_size", "16", "--train.micro_batch_size", "16", "--train.batch_size", "16"]
+    runs = {name: tmp_path / name for name in ("initial", "self")}
+    for name, run_dir in runs.items():
+        recipe = "self_distillation_cpu"
+        done = train(run_dir, cache, *SMALL, *rows, "--oger.grader", name, recipe=recipe)
+        assert done.returncode == 0, done.stderr
+    initial, own = ([samples(run_dir, step) for step in (1, 2)] for run_dir in runs.values())
+    assert [row["text"] for row in initial[1]] == [row["text"] for row in own[1]]
+    assert [row["grade"] for row in initial[0]] == [row["grade"] for row in own[0]]
+    moved = [abs(one["grade"] - other["grade"]) for one, other in zip(initial[1], own[1], strict=True)]
+    assert min(moved) > 0

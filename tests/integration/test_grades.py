@@ -178,6 +178,22 @@ def test_teachers_rows_have_no_grades(controller, rollout, place, letters) -> No
     assert sorted(text for _, text in place.asked) == sorted({*TEXTS} - {[*TEXTS][row]})
 
 
+@pytest.mark.parametrize("micro_batch", ["4", "1"])
+def test_of_a_rollout_behind_a_prefix_the_policys_own_tokens_are_graded(
+    controller, rollout, place, micro_batch
+) -> None:
+    """ "def" goes on after "de", of which the engine sampled nothing, and "gh" is a teacher's whole trajectory."""
+    guided = {"def": 2, "gh": 3}
+    place.said["f"] = [-0.25, -1.5]  # and of the end
+    flags = ["--oger.bonus_weight", "0", "--oger.max_replace_num", "0", "--oger.n_prefix", "2"]
+    maker = controller(*MODEL, *flags, f"--rollout.micro_batch_size={micro_batch}")
+    rows = [rollout(*each, guided=guided.get(each[0], 0)) for each in TEXTS.items()]
+    advantages = by_row(maker.make_experience_batch(rows))
+    assert advantages == [*graded(1.0)[:2], pytest.approx([0.5, 0.5, 0.75, -0.5]), [-0.5] * 3]
+    assert sorted(place.asked) == [(PROMPT, "ab"), (PROMPT, "c"), (PROMPT + "de", "f")]
+    assert [maker.current.metrics[f"oger/graded_{what}"] for what in ("rollouts", "tokens")] == [3, 7]
+
+
 # ---- what the policy is shown
 
 
@@ -253,6 +269,16 @@ def test_who_is_shown_is_drawn_as_who_enters_is(controller, rollout, own, letter
     assert {prompt for prompt, _ in own.asked} == {"[ok] now>"}
 
 
+def test_behind_the_prompt_that_shows_a_teacher_the_prefix_stays(controller, rollout, own, letters) -> None:
+    maker = controller(*SELF, "--oger.n_prefix", "1", teachers={"u": demonstrations(letters, "first")}, shown=SHOWN)
+    advantages = by_row(
+        maker.make_experience_batch([rollout(*each, guided=each[0] == "ab") for each in TEXTS.items()])
+    )
+    prompts = sorted({prompt for prompt, _ in own.asked})
+    assert prompts == ["[first] now>", "[first] now>a"]
+    assert advantages == [[0.5, 0.75, 0.75], [-0.25] * 2, [0.75] * 4, [-0.25] * 3]
+
+
 # ---- the policy as a place
 
 
@@ -281,7 +307,8 @@ def actors(nested, tiny, monkeypatch) -> Any:
         actor = OgerPolicyModelActor(1, 0, "127.0.0.1", 1)
         strategy = Strategy(nested("--ds.attn_implementation=eager", *flags))
         actor.init_model_from_pretrained(strategy, str(tiny), max_steps=1)
-        actor.actor.model.float()
+        for model in filter(None, (actor.actor, actor.grader)):
+            model.model.float()
         return Actors(actor)
 
     return make
@@ -328,6 +355,9 @@ def direct(folder: Path, prompt: StepPrompt, temperature: float = 1.0) -> torch.
         ["--rollout.micro_batch_size", "3"],
         ["--rollout.micro_batch_size", "4", "--rollout.temperature", "0.7"],
         ["--rollout.micro_batch_size", "1", "--train.dynamic_batch_enable", "--rollout.max_tokens_per_gpu", "60"],
+        ["--rollout.micro_batch_size", "4", "--ds.packing_samples"],
+        ["--rollout.micro_batch_size", "1", "--train.dynamic_batch_enable", "--rollout.max_tokens_per_gpu", "60"]
+        + ["--ds.packing_samples"],
     ],
     ids=str,
 )
@@ -336,12 +366,43 @@ def test_the_policys_log_probabilities_are_those_of_a_direct_forward_pass(
 ) -> None:
     maker = controller(*NO_TEACHERS, *flags)
     temperature = maker.args.rollout.temperature
-    group, prompts = actors(f"--rollout.temperature={temperature}"), texts(letters, PAIRS)
+    packs = ["--ds.packing_samples"] * ("--ds.packing_samples" in flags)
+    group, prompts = actors(f"--rollout.temperature={temperature}", *packs), texts(letters, PAIRS)
     replies = PolicyLikelihoods(group, maker.split_rollout_samples, maker.args).log_probs(prompts)
     for prompt, reply in zip(prompts, replies, strict=True):
         torch.testing.assert_close(torch.tensor(reply.log_probs), direct(tiny, prompt, temperature))
     assert len(group.calls) > 1 or flags[1] == "4"
     assert sum(rows for rows, _ in group.calls) == len(prompts)
+
+
+def test_the_initial_policy_answers_whatever_the_policy_has_become(controller, tiny, letters, actors) -> None:
+    maker = controller(*NO_TEACHERS)
+    group, prompts = actors("--oger.grader=initial"), texts(letters, PAIRS)
+    for parameter in group.actor.actor.parameters():
+        parameter.data.mul_(1.5)
+    for method, is_initial in (("forward_grader", True), ("forward", False)):
+        replies = PolicyLikelihoods(group, maker.split_rollout_samples, maker.args, method).log_probs(prompts)
+        for prompt, reply in zip(prompts, replies, strict=True):
+            assert torch.allclose(torch.tensor(reply.log_probs), direct(tiny, prompt), atol=1e-5) == is_initial
+
+
+@pytest.mark.parametrize(("grader", "method"), [("self", "forward"), ("initial", "forward_grader")])
+def test_who_is_shown_a_teacher_is_the_one_that_the_recipe_names(
+    controller, rollout, letters, monkeypatch, grader, method
+) -> None:
+    """What the grader's prompt is, and what becomes of its grades, is the same for both."""
+    asked, own = [], Own(letters, {})
+
+    def place(group: Any, cut: Any, args: Any, method: str) -> Own:
+        asked.append(method)
+        return own
+
+    monkeypatch.setattr("oger_recipe.pipeline.controller.experience_maker.PolicyLikelihoods", place)
+    monkeypatch.setattr("oger_recipe.pipeline.controller.experience_maker.window_of", lambda _: 40)
+    maker = controller(*SELF, "--oger.grader", grader, teachers={"u": demonstrations(letters, "first")}, shown=SHOWN)
+    advantages = by_row(maker.make_experience_batch([rollout(*each) for each in TEXTS.items()]))
+    assert asked == [method] and {prompt for prompt, _ in own.asked} == {"[first] now>"}
+    assert advantages == [[0.75] * 3, [-0.25] * 2, [0.75] * 4, [-0.25] * 3]
 
 
 def test_rows_are_made_up_to_a_multiple_of_the_ranks(controller, tiny, letters, actors) -> None:
@@ -478,6 +539,10 @@ def test_the_likeliest_answer_is_that_of_direct_forward_passes(
 
 # ---- before a run
 
+BETA = ["--oger.prefix_reward_weight_beta", "0"]
+ALONE = ["--oger.grader", "self", *BETA]
+IN_LOSS = ["--algo.kl.use_loss", "--algo.kl.init_coef", "0.01"]
+
 
 @pytest.mark.parametrize(
     ("flags", "said"),
@@ -505,12 +570,48 @@ def test_the_likeliest_answer_is_that_of_direct_forward_passes(
             "oger.grade_model: dtype 'int4' is unknown",
         ),
         (["--oger.grader", "self", "--oger.ratio_level", "step"], "oger.grader self grades tokens"),
+        (
+            [*ALONE, "--algo.kl.init_coef", "0.01"],
+            "the KL in the reward (algo.kl.init_coef 0.01): set algo.kl.use_loss",
+        ),
+        (
+            [*ALONE, *IN_LOSS, "--oger.kl_penalty_coef", "0.02"],
+            "the KL of oger.kl_penalty_coef 0.02: leave it out",
+        ),
+        ([*NO_TEACHERS, *BETA], "nothing else teaches the policy: grades are off (oger.grader off"),
+        ([*ALONE, *NO_TEACHERS, "--oger.grade_weight", "0"], "grades are off (oger.grader self, oger.grade_weight 0)"),
     ],
     ids=str,
 )
 def test_what_cannot_be_graded_is_refused(parser, flags, said) -> None:
     value = vars(parser.parse_args(flags))
     assert [problem for problem in combination_problems(value) if said in problem]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [*ALONE, *IN_LOSS],
+        ["--algo.kl.init_coef", "0.01", "--oger.grader", "self"],
+        [*BETA],  # teachers alone
+        [*BETA, "--oger.max_replace_num", "0", "--oger.n_prefix", "2"],
+        [*ALONE, *NO_TEACHERS, "--oger.grade_weight", "0", "--oger.grade_schedule", "linear"]
+        + ["--oger.grade_weight_end", "1"],
+    ],
+    ids=str,
+)
+def test_a_run_without_the_estimators_advantage_has_what_still_teaches(parser, flags) -> None:
+    problems = combination_problems(vars(parser.parse_args(flags)))
+    assert not [problem for problem in problems if "prefix_reward_weight_beta" in problem]
+
+
+def test_a_kl_in_the_reward_is_weighed_as_the_estimators_advantage_is(controller, rollout, place) -> None:
+    """Why it is refused beside a beta of 0. Policy -0.5, reference -1.2: k1 takes 0.07 for each token to the end."""
+    kl = ["--algo.kl.init_coef", "0.1", "--algo.kl.estimator", "k1", "--oger.grade_weight", "0"]
+    halved = controller(*NO_TEACHERS, *MODEL, *kl, "--oger.prefix_reward_weight_beta", "0.5", reference=-1.2)
+    advantages = by_row(halved.make_experience_batch([rollout(*each) for each in TEXTS.items()]))
+    own = [[reward - 0.07 * (len(row) - n) for n in range(len(row))] for reward, row in zip(GROUP, D, strict=True)]
+    assert advantages == [pytest.approx([0.5 * each for each in row]) for row in own]
 
 
 def test_a_model_is_named_by_a_mapping(parser) -> None:

@@ -210,6 +210,8 @@ SHAPE = Shape(parameters=1000, hidden=10, vocabulary=100, kv_bytes_per_token=80)
         (["--ds.zero_stage", "1", "--ds.grad_accum_dtype", "fp32"], {"gradients": 6000}),
         (["--ds.zero_stage", "3", "--ds.grad_accum_dtype", "fp32"], {"gradients": 1000}),
         (["--ds.adam_offload"], {"Adam": 0}),
+        (["--oger.grader", "initial"], {"weights": 2000, "grader": 2000}),
+        (["--oger.grader", "initial", "--ds.zero_stage", "3"], {"weights": 500, "grader": 500}),
         # Two rows of 8 tokens, or 40 tokens: their logits, of 8 bytes where they are made all at once
         (["--no-oger.chunked_token_stats"], {"backward": 8 * 16 * 100}),
         (
@@ -239,6 +241,14 @@ def test_engines_and_main_memory(parser: argparse.ArgumentParser) -> None:
     # Surely: weights and Adam's states of two ranks, one reference, three engines
     assert surely_in_main_memory(two, SHAPE, gpus) == 2 * (2000 + 6000) + 2000 + 3 * 2000
     assert surely_in_main_memory(two | {"actor.optim": "muon"}, SHAPE, gpus) == 2 * 2000 + 2000 + 3 * 2000
+    # A copy of the initial policy in each rank, which stays there while the engine samples
+    graded = two | {"oger.grader": "initial"}
+    assert surely_in_main_memory(graded, SHAPE, gpus) == 2 * (4000 + 6000) + 2000 + 3 * 2000
+    there = [shared_gpu(each | {"ds.enable_sleep": True}, estimate(each, SHAPE)) for each in (graded, two)]
+    assert [with_it[0] - without[0] for with_it, without in zip(*(each.values() for each in there), strict=True)] == [
+        2000,
+        2000,
+    ]
 
 
 def test_a_critic_and_a_reference_take_their_own(parser: argparse.ArgumentParser) -> None:

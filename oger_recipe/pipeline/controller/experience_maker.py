@@ -59,7 +59,7 @@ from oger_recipe.rewards.place import Likelihoods
 from oger_recipe.rewards.spec import Surroundings
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
-from oger_recipe.settings.grades import OFF
+from oger_recipe.settings.grades import OFF, SELF
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.draw import HISTORY, History
 from oger_recipe.teachers.store import Teacher, TeacherStore
@@ -118,15 +118,15 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         if settings.grader == OFF:
             return None
         if settings.shows_teachers:
-            place: Likelihoods = self._policy_likelihoods()
+            place: Likelihoods = self._policy_likelihoods("forward" if settings.grader == SELF else "forward_grader")
             window = window_of(WriterKeys(model=self.args.actor.model_name_or_path))
         else:
             place = likelihoods_of(settings.models[0], surroundings)
         seed = self.args.train.seed
         return Grader(settings, self.settings.teachers, place, self.store, self.tokenizer, window=window, seed=seed)
 
-    def _policy_likelihoods(self) -> PolicyLikelihoods:
-        return PolicyLikelihoods(self.actor_model_group, self.split_rollout_samples, self.args)
+    def _policy_likelihoods(self, method: str = "forward") -> PolicyLikelihoods:
+        return PolicyLikelihoods(self.actor_model_group, self.split_rollout_samples, self.args, method)
 
     def _note(self, text: str) -> None:
         run_folder.event(self.run_dir, "note", step=self.step, text=f"note: {text}")

@@ -18,6 +18,7 @@ from oger_recipe.models.asking import ask_about
 from oger_recipe.models.tokens import plain_tokens
 from oger_recipe.pipeline.controller import nonfinite
 from oger_recipe.pipeline.controller.training_step import TrainingStep
+from oger_recipe.pipeline.experiences import prompt_tokens, response_tokens, teachers_tokens
 from oger_recipe.rewards.place import Likelihoods, Reply, StepPrompt
 from oger_recipe.rewards.sources import ANSWER
 from oger_recipe.settings.grades import GradeSettings
@@ -52,8 +53,8 @@ class Grader:
             SourceFailed: the grader has graded no row of those that it was asked about.
         """
         started = time.monotonic()
-        asked = ~(step.batch.is_teacher | step.batch.left_out | step.nonfinite[nonfinite.LOG_PROBS])
-        rows = asked.nonzero().flatten().tolist()
+        left_out = step.batch.left_out | step.nonfinite[nonfinite.LOG_PROBS]
+        rows = [row for row in (~left_out).nonzero().flatten().tolist() if _own(step.batch.samples[row]).any()]
         texts, metrics = self._texts(step, rows)
         replies = dict(zip(texts, ask_about(self._place, [*texts.values()], self._place.log_probs), strict=True))
         failed = {row: reply for row, reply in replies.items() if reply.error is not None}
@@ -96,23 +97,29 @@ class Grader:
         return next(prompt for teacher, prompt in shown if teacher is drawn)
 
 
+def _own(rows: Experience) -> Tensor:
+    """Mark the tokens that the policy sampled itself, bool [B, A]: not a teacher's trajectory, or the beginning of one
+    that it went on from."""
+    return rows.action_mask.bool() & ~teachers_tokens(rows)
+
+
 def _text(sample: Experience, prompt: Sequence[int] | None = None) -> StepPrompt:
-    """Put a row's tokens behind its prompt, or behind another one, as what its tokens are to be graded by."""
-    length = int(sample.action_mask[0].long().argmax()) + 1
-    tokens = sample.sequences[0][sample.attention_mask[0].bool()].tolist()
-    before = tokens[:length] if prompt is None else prompt
-    return StepPrompt((*before, *tokens[length:]), (len(before) - 1, len(before) + len(tokens) - length - 1))
+    """Put a row's tokens behind its prompt, or behind another one, as what its own tokens are to be graded by."""
+    response = response_tokens(sample).tolist()
+    before = prompt_tokens(sample).tolist() if prompt is None else prompt
+    last = len(before) + len(response) - 1
+    return StepPrompt((*before, *response), (last - int(_own(sample).sum()), last))
 
 
 def _differences(experience: Experience, replies: Mapping[int, Reply]) -> Tensor:
-    difference = torch.full_like(experience.action_log_probs, torch.nan, dtype=torch.float32)
+    difference, own = torch.full_like(experience.action_log_probs, torch.nan, dtype=torch.float32), _own(experience)
     for place, row in enumerate(experience.index):
         reply = replies.get(row)
         if reply is not None and reply.error is None:
-            first = int(experience.action_mask[place].long().argmax())
-            tokens = slice(first, first + len(reply.log_probs))
-            difference[place, tokens] = torch.tensor(reply.log_probs) - experience.action_log_probs[place, tokens]
-    return difference.masked_fill(~experience.action_mask.bool(), torch.nan)
+            difference[place, own[place]] = (
+                torch.tensor(reply.log_probs) - experience.action_log_probs[place, own[place]]
+            )
+    return difference
 
 
 def add_grades(

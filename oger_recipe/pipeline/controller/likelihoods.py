@@ -25,14 +25,15 @@ Cut = Callable[[list[Experience]], list[Experience]]  # rows into padded micro-b
 
 
 class PolicyLikelihoods:
-    """The policy as it stands, as a place that says how likely it finds given texts (rewards/place.py, Likelihoods).
+    """The policy as a place that says how likely it finds given texts (rewards/place.py, Likelihoods).
 
     They take the way of the rollouts' own log-probabilities: the same micro-batches, actors and temperature.
     """
 
-    def __init__(self, group: Any, cut: Cut, args: Any) -> None:
-        """``group``: OpenRLHF's group of the policy's actors; ``cut``: cuts rows as those of a step."""
-        self._group, self._cut, self._frees = group, cut, args.train.colocate_all
+    def __init__(self, group: Any, cut: Cut, args: Any, method: str = "forward") -> None:
+        """``group``: OpenRLHF's group of the policy's actors; ``cut``: cuts rows as those of a step; ``method``: which
+        of theirs is asked, ``forward`` (of the policy as it stands) or ``forward_grader``."""
+        self._group, self._cut, self._frees, self._method = group, cut, args.train.colocate_all, method
         self._copies = args.ds.ring_attn_size * args.ds.tensor_parallel_size
         self._ranks = args.actor.num_nodes * args.actor.num_gpus_per_node // self._copies
 
@@ -51,7 +52,7 @@ class PolicyLikelihoods:
         rows = [*prompts, *[shortest] * (-len(prompts) % self._ranks)]
         batches = self._cut([_sample(prompt) for prompt in rows])
         of_ranks = self._group.async_run_method_batch(
-            method_name="forward",
+            method_name=self._method,
             sequences=[batch.sequences for batch in batches],
             action_mask=[batch.action_mask for batch in batches],
             attention_mask=[batch.attention_mask for batch in batches],

@@ -9,6 +9,7 @@ from oger_recipe.algorithm.token_stats import response_entropy
 from oger_recipe.pipeline import undecorated
 from oger_recipe.pipeline.policy.adapters import ALL_LINEAR, save_merged
 from oger_recipe.pipeline.policy.chunked_actor import ChunkedActor
+from oger_recipe.pipeline.policy.grader import has_initial_policy, initial_policy
 from oger_recipe.pipeline.policy.policy_trainer import OgerActorPPOTrainer
 from oger_recipe.pipeline.policy.updates import UpdateHealth, seed_from_step
 from oger_recipe.run_folder.checkpoints import place
@@ -26,14 +27,15 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
         """Return the group whose GPUs it shares."""
         return ray.util.get_current_placement_group()
 
-    def init_model_from_pretrained(self, strategy, *args, **kwargs):
+    def init_model_from_pretrained(self, strategy, pretrain, *args, **kwargs):
         self.bonus = BonusSettings.of(strategy.args.oger)
         if LossSettings.of(strategy.args.oger).chunked_token_stats:
             ppo_actor.Actor = ChunkedActor  # upstream builds its model by this name
         lora = strategy.args.ds.lora
         if lora.target_modules == [ALL_LINEAR]:  # as the command line gives it; PEFT knows the word alone
             lora.target_modules = ALL_LINEAR
-        super().init_model_from_pretrained(strategy, *args, **kwargs)
+        super().init_model_from_pretrained(strategy, pretrain, *args, **kwargs)
+        self.grader = initial_policy(strategy, pretrain) if has_initial_policy(strategy.args) else None
         self.health = UpdateHealth(self.strategy, self.actor.model)
         if lora.rank:  # upstream would write the adapter alone
             self.strategy.save_model = self._save_merged
@@ -56,22 +58,29 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
 
         Rows without response tokens do not pass through the model; their entropies are nan.
         """
+        return self._answered(self.actor, sequences, action_mask, attention_mask)
+
+    def forward_grader(self, sequences, action_mask, attention_mask) -> tuple[torch.Tensor, ...]:
+        """Return what ``forward`` does, of the weights that grade in the policy's place (oger.grader)."""
+        return self._answered(self.grader, sequences, action_mask, attention_mask)
+
+    def _answered(self, model, sequences, action_mask, attention_mask) -> tuple[torch.Tensor, ...]:
         device = torch.cuda.current_device()
         asked = action_mask.any(dim=1)
         rows = asked.clone()
         rows[0] |= not asked.any()  # with sharded weights every rank takes part in every forward pass
         log_probs, entropies = torch.zeros(action_mask.shape), torch.full((2, len(asked)), torch.nan)
         log_probs[rows], entropies[:, rows] = self._forward(
-            sequences[rows].to(device), action_mask[rows].to(device), attention_mask[rows].to(device)
+            model, sequences[rows].to(device), action_mask[rows].to(device), attention_mask[rows].to(device)
         )
         entropies[:, ~asked] = torch.nan
         return log_probs, *entropies
 
-    def _forward(self, sequences, action_mask, attention_mask) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, model, sequences, action_mask, attention_mask) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probabilities [B, A], and the two entropies of each row, [2, B]."""
-        self.actor.eval()
+        model.eval()
         with torch.no_grad():
-            log_probs, output = self.actor(
+            log_probs, output = model(
                 sequences,
                 action_mask,
                 attention_mask,
@@ -84,7 +93,7 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
                 response_entropy(of_tokens, action_mask, position=position, top_share=self.bonus.entropy_top_share)
                 for position in (self.bonus.entropy_position, "mean")
             ]
-        self.actor.train()
+        model.train()
         return log_probs.float().cpu(), torch.stack(entropies).float().cpu()
 
 

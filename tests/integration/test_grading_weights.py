@@ -1,0 +1,54 @@
+"""Weights that grade in the policy's place, beside a policy that DeepSpeed trains.
+
+Real parts: OpenRLHF's policy actor and DeepSpeed, in processes of their own (grading_training.py).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oger_recipe.cli.train_ppo_ray import build_parser, parse
+from oger_recipe.lab import tiny_policy
+from oger_recipe.pipeline.policy.trial import CUTS, SETTINGS
+
+INITIAL = ["--oger.grader=initial"]
+KINDS = {f"ZeRO {stage}": [f"--ds.zero_stage={stage}"] for stage in range(4)}
+KINDS |= {f"adapters, ZeRO {stage}": [f"--ds.zero_stage={stage}", "--ds.lora.rank=4"] for stage in (2, 3)}
+KINDS |= {"packed": ["--ds.packing_samples"], "all logits": ["--no-oger.chunked_token_stats"]}
+KINDS |= {"at a temperature": ["--rollout.temperature=0.7"]}
+
+
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.full)])
+def trained(request, tmp_path_factory: pytest.TempPathFactory, run_ranks) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp(f"ranks{request.param}")
+    tokenizer = tiny_policy.build_tokenizer([], vocab_size=3 + 256 + 4)
+    torch.manual_seed(0)
+    model = tiny_policy.build_model(tokenizer, hidden_size=32, num_layers=1).to(torch.bfloat16)
+    model.save_pretrained(folder / "policy")
+    tokenizer.save_pretrained(folder / "policy")
+    parser = build_parser(cpu=True)
+    cases = [
+        {"name": kind, "settings": parse(parser, [*INITIAL, *flags], SETTINGS | CUTS["static"])}
+        for kind, flags in KINDS.items()
+    ]
+    (folder / "cases.json").write_text(json.dumps(cases))
+    run_ranks(Path(__file__).with_name("grading_training.py"), request.param, folder)
+    return torch.load(folder / "results.pt")
+
+
+def _equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_initial_policy_says_what_the_policy_said_before_its_first_step(trained, kind: str) -> None:
+    policy, grader = trained[kind]["policy"], trained[kind]["grader"]
+    assert all(_equal(each, policy[0]) for each in grader)
+    assert (
+        all(row.any() for row in policy[0]) and not _equal(policy[1], policy[0]) and not _equal(policy[2], policy[1])
+    )
