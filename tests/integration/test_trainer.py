@@ -346,7 +346,7 @@ SAVED, NOT_SAVED = "The newest checkpoint is of this step, and no older one was 
         ({"critic_nonfinite_parameters": 1.0}, ["--ckpt.save_steps=1"], "not saved: the critic has parameters", [1]),
     ],
 )
-def test_a_series_of_skipped_updates_ends_the_run_at_the_limit_that_is_set_and_costs_no_finite_step(
+def test_a_series_of_skipped_updates_ends_the_run_at_the_limit_that_is_set(
     make_trainer, broken: dict[str, float], flags: list[str], said: str, kept: list[int]
 ) -> None:
     trainer = make_trainer("--oger.max_skipped_updates=2", *flags)
