@@ -30,7 +30,8 @@ Each alarm has a level, `oger.alarms.<name>`:
 | level | what happens |
 |---|---|
 | `warn` (default) | the run prints the alarm and continues |
-| `stop` | the run saves a checkpoint, removes none for it and exits with 1; so does a resumed one while it is found |
+| `stop` | the run saves a checkpoint (none with `ckpt.disable_ds`), removes none for it and exits with 1; so does a \
+resumed one while it is found |
 | `off` | the alarm is never raised |
 
 - *Recent steps* are the last {RECENT} steps. A *window* is `oger.alarms.window` steps (default 10), and the

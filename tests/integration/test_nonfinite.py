@@ -21,8 +21,9 @@ from oger_recipe.pipeline.controller.nonfinite import (
     REWARDS,
     SIMILARITIES,
     VALUES,
-    bad_numbers,
+    broken_parameters,
     keep_skipped,
+    skipped_too_often,
     why_skipped,
 )
 from oger_recipe.pipeline.controller.nonfinite import kept_lines as kept_lines_of
@@ -261,6 +262,10 @@ FINE = {
             {"skipped_in_a_row": 3.0},
             "3 updates of the policy in a row were skipped (limit: 3, oger.max_skipped_updates)",
         ),
+        (
+            {"skipped_in_a_row": 3.0, "critic_nonfinite_parameters": 1.0},
+            "the critic has parameters that are not finite",
+        ),
         ({"nonfinite_parameters": 2.0}, "the policy has parameters that are not finite"),
         ({"critic_skipped_in_a_row": 2.0}, None),
         ({"critic_skipped_in_a_row": 4.0}, "4 updates of the critic in a row were skipped (limit: 3"),
@@ -272,7 +277,7 @@ FINE = {
     ],
 )
 def test_a_series_of_skipped_updates_and_broken_parameters_end_a_run(metrics, said) -> None:
-    found = bad_numbers(FINE | metrics, limit=3)
+    found = broken_parameters(FINE | metrics) or skipped_too_often(FINE | metrics, limit=3)
     assert found is None if said is None else found.startswith(said)
 
 
@@ -292,4 +297,5 @@ def test_the_number_that_was_not_finite_first_is_named(metrics, prefix: str, sai
 
 def test_a_step_in_which_the_policy_rests_is_fine() -> None:
     """critic.freezing_steps: the metrics of the policy are not there."""
-    assert bad_numbers({"critic_loss": 0.3}, limit=1) is None
+    assert broken_parameters({"critic_loss": 0.3}) is None
+    assert skipped_too_often({"critic_loss": 0.3}, limit=1) is None

@@ -353,13 +353,37 @@ def test_an_alarm_that_stops_the_run_saves_its_step_and_costs_no_older_checkpoin
     ]  # fmt: skip
 
 
-def test_a_series_of_skipped_updates_ends_the_run_at_the_limit_that_is_set(make_trainer) -> None:
-    trainer = make_trainer("--oger.max_skipped_updates=2", "--ckpt.save_steps=1")
-    skipped = {"updates": 2.0, "skipped_updates": 1.0, "skipped_in_a_row": 1.0}
-    trainer.save_logs_and_checkpoints(1, _step_metrics(**skipped))
-    with pytest.raises(RecipeError, match=r"2 updates of the policy in a row were skipped \(limit: 2"):
-        trainer.save_logs_and_checkpoints(2, _step_metrics(**skipped | {"skipped_in_a_row": 2.0}))
-    assert [one.step for one in checkpoints.found(trainer.checkpoints)] == [1]
+SKIPPED = {"updates": 2.0, "skipped_updates": 1.0, "skipped_in_a_row": 1.0}
+SAVED, NOT_SAVED = "The newest checkpoint is of this step, and no older one was removed", "No checkpoint was saved"
+
+
+@pytest.mark.parametrize(
+    ("broken", "flags", "said", "kept"),
+    [
+        ({}, ["--ckpt.save_steps=1"], f"after step 2: 2 updates of the policy .*limit: 2.* {SAVED}", [1, 2]),
+        ({}, ["--ckpt.save_steps=-1"], f"after step 2: 2 updates of the policy .*limit: 2.* {SAVED}", [2]),
+        ({}, ["--ckpt.disable_ds"], f"after step 2: 2 updates of the policy .*limit: 2.* {NOT_SAVED}", []),
+        ({"nonfinite_parameters": 1.0}, ["--ckpt.save_steps=1"], "step 2 went wrong and is not saved", [1]),
+        ({"critic_nonfinite_parameters": 1.0}, ["--ckpt.save_steps=1"], "not saved: the critic has parameters", [1]),
+    ],
+)
+def test_a_series_of_skipped_updates_ends_the_run_at_the_limit_that_is_set(
+    make_trainer, broken: dict[str, float], flags: list[str], said: str, kept: list[int]
+) -> None:
+    trainer = make_trainer("--oger.max_skipped_updates=2", *flags)
+    trainer.save_logs_and_checkpoints(1, _step_metrics(**SKIPPED))
+    with pytest.raises(RecipeError, match=said):
+        trainer.save_logs_and_checkpoints(2, _step_metrics(**SKIPPED | {"skipped_in_a_row": 2.0} | broken))
+    assert [one.step for one in checkpoints.found(trainer.checkpoints)] == kept
+    steps = [each["step"] for each in read_jsonl(trainer.run_dir / "events.jsonl") if each["event"] == "step"]
+    assert steps == ([1] if broken else [1, 2])
+
+
+def test_an_alarm_that_stops_a_run_without_checkpoints_promises_none(make_trainer) -> None:
+    trainer = make_trainer("--oger.alarms.embedding_truncated=stop", "--ckpt.disable_ds")
+    with pytest.raises(RecipeError, match=f"an alarm stopped the run after step 1: .* {NOT_SAVED}"):
+        trainer.save_logs_and_checkpoints(1, _step_metrics(**{"oger/embedding_share_read": 0.5}))
+    assert checkpoints.found(trainer.checkpoints) == []
 
 
 @pytest.mark.parametrize(

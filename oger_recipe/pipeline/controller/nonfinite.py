@@ -91,11 +91,17 @@ def kept_lines(step: TrainingStep) -> Iterator[Line]:
         yield line | named | {"not_finite": [kind for kind in KINDS if step.nonfinite[kind][row]]}
 
 
-def bad_numbers(metrics: Mapping[str, Any], *, limit: int) -> str | None:
-    """Say why the run stops after this step; None where it continues. ``limit``: so many skipped updates in a row."""
+def broken_parameters(metrics: Mapping[str, Any]) -> str | None:
+    """Say which model is broken after this step, so that nothing of it is worth saving; None where all are whole."""
     for prefix, model in _trained(metrics).items():
         if metrics.get(f"{prefix}nonfinite_parameters"):
             return f"the {model} has parameters that are not finite{_advice(prefix)}"
+    return None
+
+
+def skipped_too_often(metrics: Mapping[str, Any], *, limit: int) -> str | None:
+    """Say why the run stops after this step, whose models are whole: ``limit`` updates in a row were skipped."""
+    for prefix, model in _trained(metrics).items():
         series = metrics.get(f"{prefix}skipped_in_a_row", 0.0)
         if series >= limit:
             return (

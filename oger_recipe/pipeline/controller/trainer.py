@@ -230,12 +230,15 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         metrics["tokens_per_second"] = metrics["rollout/response_tokens"] / metrics["timing/step_total"]
         metrics |= self.alarms.stepped(global_step, metrics)
         append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | metrics)
-        if bad := nonfinite.bad_numbers(metrics, limit=self.guards.max_skipped_updates):
+        if bad := nonfinite.broken_parameters(metrics):
             raise RecipeError(f"step {global_step} went wrong and is not saved: {bad}")
         run_folder.event(self.run_dir, "step", step=global_step, **metrics)
         self.progress.solved = self.alarms.still_solves
         if global_step % self.args.logger.logging_steps == 0:
             self.trackers.log_train(global_step, (logs_dict or {}) | metrics)
+        if bad := nonfinite.skipped_too_often(metrics, limit=self.guards.max_skipped_updates):
+            self._save_last(keeps_older=True)
+            raise RecipeError(f"training stopped itself after step {global_step}: {bad}. {self._what_is_saved()}")
         self._stop_on_alarm()
         if global_step % self.save_steps == 0:
             self._save(global_step)
@@ -251,10 +254,15 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
             self._save_last(keeps_older=True)
             run_folder.event(self.run_dir, run_folder.STOPPED_BY_ALARM, step=self.progress.step)
             raise RecipeError(
-                f"an alarm stopped the run after step {self.progress.step}: {stop}. The newest checkpoint is of this "
-                "step, and no older one was removed for it. To resume, change what the alarm names, and set its level "
-                "to warn: it stops the run as long as it is found"
+                f"an alarm stopped the run after step {self.progress.step}: {stop}. {self._what_is_saved()}. To go "
+                "on, change what the alarm names, and set its level to warn: it stops the run as long as it is found"
             )
+
+    def _what_is_saved(self) -> str:
+        """Say what a run leaves that stops itself after a step."""
+        if self.args.ckpt.disable_ds:
+            return "No checkpoint was saved (ckpt.disable_ds)"
+        return "The newest checkpoint is of this step, and no older one was removed for it"
 
     def _save_last(self, *, keeps_older: bool = False) -> None:
         """Save the checkpoint of the last step, where there is none yet."""
