@@ -60,6 +60,17 @@ def answer(run_dir: str | None = None) -> None:
     _answers.append(file)
 
 
+def path(run_dir: Path) -> Path:
+    """Return a file for the stacks of a run that stands still."""
+    return run_dir / "logs" / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+
+
+def is_stopped(pid: int) -> bool:
+    """Say whether a signal has stopped the process."""
+    stat = _stat(pid)
+    return stat is not None and stat[0] == "T"
+
+
 def ask(run_dir: str, above: int | None = None) -> list[ProcessStacks]:
     """Return the stacks of the run's processes on this node. ``above``: a process that is listed as well, with all
     its descendants, whether they answer or not."""

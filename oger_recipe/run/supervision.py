@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from oger_recipe.base import stacks
 from oger_recipe.base.errors import RecipeError, RunFailed, kind_of
 from oger_recipe.base.files import read_jsonl
+from oger_recipe.base.secrets import redacted
 from oger_recipe.run.ends import CAN_RESUME, HEEDED, progress, resume_command
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder.attempt import saved_something
@@ -30,6 +32,8 @@ from oger_recipe.run_folder.records import BEGAN, ENDED, RESTARTING, STOPPED_BY_
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10, 300
 _ALIKE = 3  # failures of one kind at one step
 _LISTENS_S = 0.5
+_STOPPED_MINUTES = 30.0  # for which a stopped attempt may be silent, where oger.stall_minutes is not set
+_LONGEST_TICK_S = 5.0  # the supervisor was stopped, too: such time does not count
 _CLEARED_WITHIN_S = 60.0  # what the watcher of an attempt may take
 _LONGEST = 4_000  # characters of a failure's message
 _SHORT = 1_000  # where a long one cannot be sent
@@ -68,10 +72,10 @@ class Supervised:
         """Return a descriptor; while any process has it, the supervisor starts no other attempt."""
         return self._line.fileno()
 
-    def keep(self, lock: int, run_dir: Path, checkpoint_folder: Path) -> None:
-        """Let the supervisor keep the run folder's lock from now on."""
+    def keep(self, lock: int, run_dir: Path, checkpoint_folder: Path, stall_minutes: float | None) -> None:
+        """Let the supervisor keep the run folder's lock from now on. ``stall_minutes``: the setting."""
         self.lock = lock
-        facts = {"run_dir": str(run_dir), "checkpoints": str(checkpoint_folder)}
+        facts = {"run_dir": str(run_dir), "checkpoints": str(checkpoint_folder), "stall_minutes": stall_minutes}
         socket.send_fds(self._line, [json.dumps(facts).encode()], [lock])
 
     def began(self, resumed_at: int) -> None:
@@ -124,6 +128,7 @@ class _Supervisor:
         self._most, self._made, self._pause_s = most, 0, _FIRST_PAUSE_S
         self._lock: int | None = None
         self._run_dir, self._checkpoints = Path(), Path()
+        self._stall_s = 60 * _STOPPED_MINUTES  # 0: for ever
         self._told: dict[str, Any] = {}  # by the present attempt
         self._start: int | None = None  # the step that the first attempt began after
         self._saved = 0  # the step of the newest checkpoint at the last failure
@@ -138,6 +143,7 @@ class _Supervisor:
         """Pass signals on until the attempt ends; return its exit code, negative after a signal."""
         self._told = {}
         line.setblocking(False)
+        last, events, stopped_s = time.monotonic(), 0, 0.0
         while True:
             received = signal.sigtimedwait({*HEEDED, signal.SIGCHLD}, _LISTENS_S)
             self._listen(line)
@@ -148,6 +154,33 @@ class _Supervisor:
             if ended:
                 self._listen(line)
                 return os.waitstatus_to_exitcode(status)
+            now, written = time.monotonic(), self._events_written()
+            stops = self._start is not None and stacks.is_stopped(pid) and written == events
+            stopped_s = stopped_s + min(now - last, _LONGEST_TICK_S) if stops else 0.0
+            last, events = now, written
+            if self._stall_s and stopped_s > self._stall_s:
+                self._end_stopped(pid, stopped_s)
+                stopped_s = 0.0
+
+    def _events_written(self) -> int:
+        """Return when: while only the driver is stopped, the controller may still train."""
+        with contextlib.suppress(OSError):
+            return (self._run_dir / "events.jsonl").stat().st_mtime_ns
+        return 0
+
+    def _end_stopped(self, pid: int, seconds: float) -> None:
+        """Write the stacks of the attempt's processes, and kill it: the others end with it."""
+        what = f"nothing happened for {seconds / 60:.1f} minutes; the driver (pid {pid}) is stopped (SIGSTOP)"
+        path = stacks.path(self._run_dir)
+        try:
+            found = stacks.ask(str(self._run_dir), above=pid)
+            path.write_text(redacted("\n".join([what, "", *(each.text for each in found)])))
+            what += f"; the stacks of its processes are in {path}"
+        except OSError as error:  # the disk may be full
+            what += f"; the stacks of its processes could not be written: {error}"
+        self._told["failed"] = f"training stopped {progress(self._run_dir)}: {what}"
+        os.kill(pid, signal.SIGKILL)
+        self._record(ENDED, why=self._told["failed"])
 
     def _listen(self, line: socket.socket) -> bool:
         """Take in what the attempt has told; say whether a process still has its end of the line."""
@@ -166,6 +199,8 @@ class _Supervisor:
             self._told |= json.loads(message)
             if "run_dir" in self._told:
                 self._run_dir, self._checkpoints = Path(self._told["run_dir"]), Path(self._told["checkpoints"])
+                minutes = self._told["stall_minutes"]
+                self._stall_s = 60 * (_STOPPED_MINUTES if minutes is None else minutes)
             if self._start is None:
                 self._start = self._told.get("began")
 

@@ -104,7 +104,7 @@ def _lock(job: Job, supervisor: Supervised | None) -> Iterator[int]:
         return
     with locked(job.run_dir, supervisor.pid if supervisor else None) as lock:
         if supervisor is not None:
-            supervisor.keep(lock, job.run_dir, job.checkpoints)
+            supervisor.keep(lock, job.run_dir, job.checkpoints, job.value["oger.stall_minutes"])
         yield lock
 
 

@@ -23,6 +23,7 @@ from forks import Forked, Forks
 from hang import HANG_S
 
 from oger_recipe.base.files import read_jsonl
+from oger_recipe.base.stacks import is_stopped
 from oger_recipe.report.run_state import read_state
 from oger_recipe.report.watch import Watch, doing
 from oger_recipe.run_folder import attempt
@@ -44,7 +45,8 @@ supervision._FIRST_PAUSE_S, supervision._LONGEST_PAUSE_S = pause, 4 * pause
 sys.argv[:] = ["/venv/bin/oger", "train", "--recipe", "r.yaml", "--overwrite", "--max-restarts", str(most)]
 me = supervision.supervised(most)
 folder = run_dir / "checkpoints"
-job = SimpleNamespace(run_dir=run_dir, checkpoints=folder)
+stall = {"oger.stall_minutes": float(os.environ["STALL"]) if "STALL" in os.environ else None}
+job = SimpleNamespace(run_dir=run_dir, checkpoints=folder, value=stall)
 print("attempt", me.restarts, me.flags, me.begins_again, os.getsid(0) == os.getpid(), flush=True)
 *acts, end = plan[me.restarts]
 try:
@@ -89,6 +91,12 @@ try:
             raise RunFailed("training stopped: it leaves something")
         if end == "look":
             print("cleared" if (run_dir / "cleared").exists() else "not cleared", flush=True)
+            sys.exit()
+        if end == "stop":
+            (run_dir / "logs").mkdir()
+            print("stops", os.getpid(), flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            print("goes on", flush=True)
             sys.exit()
         if end == "note and die":
             event(run_dir, ENDED, why="training stopped: it stood still")
@@ -275,6 +283,35 @@ def test_of_a_driver_that_killed_itself_its_own_words_are_said(start, tmp_path: 
     code, _, shown = ended(start("save 1, note and die", "finish"))
     assert code == 0 and shown.startswith("oger train: training stopped: it stood still; restart 1 of 5 in")
     assert names(tmp_path).count(ENDED) == 1
+
+
+def test_an_attempt_that_is_stopped_and_silent_ends_as_a_stall(start, tmp_path: Path) -> None:
+    code, printed, shown = ended(start("save 1, stop", "finish", env=os.environ | {"STALL": "0.01"}))
+    assert code == 0 and [line.split()[0] for line in printed] == ["attempt", "stops", "attempt"]
+    pid = printed[1].split()[1]
+    said = r"oger train: (training stopped at step 2: nothing happened for \d\.\d minutes; the driver "
+    said += rf"\(pid {pid}\) is stopped \(SIGSTOP\); the stacks .* are in (\S+/logs/stacks-\S+\.txt)); restart 1"
+    found = re.match(said, shown)
+    assert found is not None, shown
+    assert f"pid {pid}, parent " in Path(found[2]).read_text() and "stopped" in Path(found[2]).read_text()
+    (why,) = [each["why"] for each in read_jsonl(tmp_path / "events.jsonl") if each["event"] == ENDED]
+    assert why == found[1]
+
+
+@pytest.mark.parametrize(("stall", "writes"), [("0", False), ("0.05", True)])
+def test_a_stopped_attempt_goes_on_where_the_watch_is_off_or_events_come(
+    start, tmp_path: Path, stall: str, writes: bool
+) -> None:
+    running = start("save 1, stop", env=os.environ | {"STALL": stall})
+    pid = int([running.stdout.readline() for _ in range(2)][1].split()[1])
+    until(lambda: is_stopped(pid))
+    for number in range(16):  # for 5 s; the limit is 3 s
+        time.sleep(0.3)
+        if writes:
+            event(tmp_path, "phase", phase="training", done=number)  # the controller's
+    os.kill(pid, signal.SIGCONT)
+    code, printed, _ = ended(running)
+    assert code == 0 and printed == ["goes on"]
 
 
 def test_the_next_attempt_waits_until_nothing_of_the_last_one_is_left(start) -> None:

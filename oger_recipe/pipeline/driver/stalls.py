@@ -129,7 +129,7 @@ class StallWatch(threading.Thread):
     def _end(self) -> None:
         """Write the stacks, and let the main thread end the run; end it here if that does not get on."""
         what = f"nothing happened for {self._silence.seconds / 60:.1f} minutes in phase {self._silence.phase}"
-        path = self._run_dir / "logs" / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+        path = stacks.path(self._run_dir)
         here = []
         try:
             here = self._ask_here()
