@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from forks import Forks
-from runs import train
+from runs import SCHEDULE, train
 
 # Whoever runs the tests behind nohup or a shell's "&" has these ignored, and what tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,9 +26,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def smoke_run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """The smoke recipe as shipped: data, warm start, evaluation, four steps, evaluation."""
+    """The smoke recipe: data, warm start, evaluation, four steps, evaluation; with a learning rate that decays."""
     run_dir = tmp_path_factory.mktemp("runs") / "smoke"
-    done = train(run_dir, cache)
+    done = train(run_dir, cache, *SCHEDULE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (run_dir / "stdout.txt").write_text(done.stdout)
     return run_dir

@@ -25,6 +25,8 @@ SMALL = [
     "--no-oger.val_after_train", "--ckpt.save_steps", "-1",
 ]  # fmt: skip
 
+SCHEDULE = ["--actor.lr_scheduler", "cosine_with_min_lr"]  # another learning rate in each step
+
 
 def caches_in(folder: Path) -> list[str]:
     """The flags that keep all caches of a run in a folder."""

@@ -23,7 +23,7 @@ from attempt import Attempt
 from hang import HANG_S
 from plan import VICTIMS, Trial
 from processes import wait
-from runs import ROOT, caches_in, differences, lines, samples
+from runs import ROOT, SCHEDULE, caches_in, differences, lines, samples
 from strike import struck
 
 from oger_recipe.run_folder import checkpoints
@@ -60,7 +60,7 @@ class Terminal:
         self.environment = {"PYTHONPATH": os.pathsep.join(python_path), "WANDB_RECEIVED": str(self.received)}
         self._recipe = ROOT / "configs" / "countdown_cpu_smoke.yaml"
         self._flags = [*caches_in(cache), *TO_THE_END, "--no-oger.val_before_train", "--ckpt.save_steps", "1"]
-        self._flags += ["--ckpt.max_num", "1", "--eval.n_samples_per_prompt", "1"]
+        self._flags += ["--ckpt.max_num", "1", "--eval.n_samples_per_prompt", "1", *SCHEDULE]
 
     def attempt(self, key: str = "env") -> Attempt:
         """Start one; ``key``: of W&B, as typed, else from the environment."""
@@ -158,3 +158,4 @@ def test_the_last_attempt_goes_on_to_the_end(terminal: Terminal):
 
 def test_it_is_the_run_that_nothing_has_stopped(terminal: Terminal, smoke_run: Path):
     assert differences(smoke_run, terminal.run_dir) == []
+    assert len({record["actor_lr"] for record in lines(smoke_run / "metrics.jsonl")}) == STEPS
