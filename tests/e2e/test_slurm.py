@@ -14,10 +14,12 @@ import pytest
 import slurm
 from runs import ROOT, caches_in, lines
 
+from oger_recipe.run_folder import checkpoints
+
 pytestmark = pytest.mark.full
 STEPS = 4
 SHORT = [
-    *("--oger.total_training_steps", str(STEPS), "--ckpt.save_steps", "1"),
+    *("--oger.total_training_steps", str(STEPS), "--ckpt.save_steps", "100"),  # at its end, or where it is asked to
     *("--no-oger.val_before_train", "--no-oger.val_after_train"),
 ]
 
@@ -37,7 +39,9 @@ def cluster() -> Iterator[slurm.Slurm]:
 class Job:
     """The batch file with the smoke recipe on both nodes, with one GPU each."""
 
-    def __init__(self, cluster: slurm.Slurm, run_dir: Path, cache: Path, partition: str, *flags: str) -> None:
+    def __init__(
+        self, cluster: slurm.Slurm, run_dir: Path, cache: Path, partition: str, *flags: str, **more: str
+    ) -> None:
         self.cluster, self.run_dir = cluster, run_dir
         self.temporary = Path(tempfile.mkdtemp(dir=cluster.folder))  # where the nodes keep Ray's files
         sizes = [f"--partition={partition}", "--nodes=2", "--gres=gpu:1", "--cpus-per-task=4"]
@@ -46,7 +50,7 @@ class Job:
             *sizes, *command, *caches_in(cache), *SHORT, *flags,
             CHECKOUT=str(ROOT), OGER_VENV=sys.prefix, RUN_DIR=str(run_dir), GPUS_PER_NODE="1",
             HEAD_ADDRESS="127.0.0.1", RAY_PORT=str(slurm.free_ports(1)[0]), RAY_TMPDIR=str(self.temporary),
-            POLL_SECONDS="1",
+            POLL_SECONDS="1", **more,
         )  # fmt: skip
 
     def is_now(self, state: str) -> bool:
@@ -57,6 +61,15 @@ class Job:
         over = ("FAILED", "CANCELLED", "COMPLETED")
         self.cluster.until(lambda: condition() or self.cluster.of(self.number, "JobState") in over)
         assert condition(), self.log()
+
+    def trains(self) -> bool:
+        metrics = self.run_dir / "metrics.jsonl"
+        return metrics.exists() and bool(lines(metrics))
+
+    def saved(self) -> list[int]:
+        """The steps of whole checkpoints."""
+        there = checkpoints.found(self.run_dir / "checkpoints")
+        return [each.step for each in there if each.fault is None]
 
     def log(self) -> str:
         path = self.cluster.folder / f"oger-{self.number}.log"
@@ -86,8 +99,11 @@ class Job:
 
 def test_a_preempted_job_is_queued_again_and_resumes_until_every_step_is_there_once(cluster, cache, tmp_path):
     job = Job(cluster, tmp_path / "run", cache, "low")
-    job.until((job.run_dir / "checkpoints" / "global_step2.json").exists)
+    job.until(job.trains)
+    assert not job.saved()
     job.preempt()
+    [saved] = job.saved()
+    assert 1 <= saved < STEPS
     assert "oger train: stopped by SIGTERM" in job.log(), job.log()
     assert not job.left()
     job.start_soon()
@@ -96,20 +112,28 @@ def test_a_preempted_job_is_queued_again_and_resumes_until_every_step_is_there_o
     events = lines(job.run_dir / "events.jsonl")
     assert [event["step"] for event in events if event["event"] == "step"] == list(range(1, STEPS + 1))
     starts = [event["resumed_at"] for event in events if event["event"] == "ready"]
-    assert len(starts) == 2 and starts[1] >= 2
+    assert starts == [0, saved]
     assert not job.left()
 
 
-def test_a_job_without_a_grace_period_is_queued_again_and_one_that_is_cancelled_is_not(cluster, cache, tmp_path):
-    job = Job(cluster, tmp_path / "run", cache, "cheap")
+def test_a_job_is_queued_again_without_a_grace_period_and_before_its_time_limit_but_not_when_it_is_cancelled(
+    cluster, cache, tmp_path
+):
+    job = Job(cluster, tmp_path / "run", cache, "cheap", REQUEUE="yes")
     job.until(lambda: "2 nodes joined" in job.log())
     job.preempt()
     assert not job.left()
     job.start_soon()
-    job.until(lambda: job.log().count("2 nodes joined") == 2)
+    job.until(job.trains)
+    assert not job.saved()
+    cluster.call("scancel", "--signal=USR1", "--batch", job.number)  # as SLURM does at --signal's seconds before it
+    job.until(lambda: cluster.of(job.number, "Restarts") == "2")
+    assert len(job.saved()) == 1 and not job.left()
+    job.start_soon()
+    job.until(lambda: job.log().count("2 nodes joined") == 3)
     cluster.call("scancel", job.number)
     job.until(lambda: job.is_now("CANCELLED"))
-    assert cluster.of(job.number, "Restarts") == "1" and not job.left()
+    assert cluster.of(job.number, "Restarts") == "2" and not job.left()
 
 
 def test_a_job_that_fails_is_not_queued_again(cluster, cache, tmp_path):
