@@ -90,6 +90,8 @@ def test_what_the_methods_differ_in(parser: argparse.ArgumentParser) -> None:
     for name, values in methods.items():
         found = settings(name, parser)
         assert tuple(found[key] for key in keys) == values, name
+        of_loss = (found["algo.advantage.estimator"], found["oger.loss_aggregation"])
+        assert of_loss == ("dr_grpo", "constant"), name  # grpo.yaml is Dr. GRPO's loss, as LUFFY's baseline is
     luffy = settings("luffy", parser)
     assert luffy["oger.min_prefix_ratio"] == luffy["oger.max_prefix_ratio"] == 1
 

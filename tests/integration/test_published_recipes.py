@@ -194,3 +194,102 @@ def test_rleps_twin_adds_successes_to_the_rollouts_its_own_where_the_data_has_no
             own_rows = [row for row in rows if row["score"] and not row["off_policy"] and not row["truncated"]]
             solved.setdefault(uid, set()).update(row["text"] for row in own_rows)
     assert of_history >= 3
+
+
+def _slopes(found: dict[str, Any], step: int) -> np.ndarray:
+    """The loss's slope at every token that step's one update trains, in no order; it has four micro-batches."""
+    names = [f"policy/{number:02}/gradient_of_log_probs" for number in range(4 * step - 4, 4 * step)]
+    return np.sort(np.concatenate([found[name] for name in names]))
+
+
+def _said(rows: Rows) -> list[dict[str, Any]]:
+    """The rows, with what the policy says of their tokens before and after the update."""
+    recorded, tokenizer = Recorded(HERE / "inputs" / "group.npz"), AutoTokenizer.from_pretrained(HERE / "policy")
+    found = []
+    for row in rows:
+        tokens = tokenizer.encode(row["text"]) + ([] if row["truncated"] else [tokenizer.eos_token_id])
+        whole = [*tokenizer.encode(row["prompt"]), *tokens]
+        names = ("log_probs", "updated_log_probs", "entropy", "updated_entropy")
+        of_row = {name: recorded.said(name, whole).double().numpy()[-len(tokens) :] for name in names}
+        found.append(row | of_row | {"ratio": np.exp(of_row["updated_log_probs"] - of_row["log_probs"])})
+    return found
+
+
+ONE_UPDATE = ["--train.batch_size=48", "--rollout.n_samples_per_prompt=8", "--oger.total_training_steps=2"]
+ONE_UPDATE += ["--rollout.temperature=0.6"]
+OF_ROWS = 48 * 44  # all rows of the step times the longest response
+
+
+@pytest.mark.parametrize("method", ["hpt", "chord", "srft"])
+def test_two_steps_of_a_twin_go_down_the_slopes_of_the_papers_loss(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HPT's, CHORD's and SRFT's teachers are whole rows, and one update makes a step; CHORD's mu is 0.25, then 0.5."""
+    sizes = [*ONE_UPDATE, "--oger.sft_loss_warmup_steps=2" if method == "chord" else "--oger.prompts_per_update=6"]
+    monkeypatch.setitem(CASES, method, (f"{method}_cpu", "group", sizes))
+    found = replayed(method, tmp_path)
+    taught = 0
+    for step in (1, 2):
+        groups = [_said([row for row in rows if not row.get("replaced")]) for rows in _groups(tmp_path, step).values()]
+        assert [len(rows) for rows in groups] == [8] * 6
+        metrics = found["json"]["metrics"][step - 1]
+        if method == "hpt":
+            expected = _of_hpt(groups)
+        elif method == "chord":
+            assert metrics["sft_loss_coef"] == 0.25 * step
+            expected = _of_chord(groups, mu=0.25 * step)
+        else:
+            expected = _of_srft(groups)
+        assert _slopes(found, step) == pytest.approx(np.sort(np.concatenate(expected)), rel=1e-4, abs=1e-8)
+        taught += sum(row["off_policy"] for rows in groups for row in rows)
+    assert taught == 2 if method == "hpt" else taught >= 8
+
+
+def _of_hpt(groups: list[list[dict[str, Any]]]) -> list[np.ndarray]:
+    """An unsolved prompt with a teacher: -log p of it; else -(R - mean R) r of rollouts; over one number for all."""
+    slopes = []
+    for rows in groups:
+        teachers = [row for row in rows if row["off_policy"]]
+        own = [row for row in rows if not row["off_policy"]]
+        assert bool(teachers) <= (sum(row["score"] for row in own) == 0)
+        if teachers:
+            slopes += [np.full(len(row["ratio"]), -1 / OF_ROWS) for row in teachers]
+            continue
+        mean = fmean(row["reward"] for row in rows)
+        slopes += [-(row["reward"] - mean) * row["ratio"] / OF_ROWS for row in rows]
+    return slopes
+
+
+def _of_chord(groups: list[list[dict[str, Any]]], mu: float) -> list[np.ndarray]:
+    """(1 - mu) of GRPO's clipped loss, whose mean and std are of rollouts alone, and mu of -p (1 - p) log p."""
+    rows = [row for group in groups for row in group]
+    counts = {off: sum(len(row["ratio"]) for row in rows if row["off_policy"] == off) for off in (True, False)}
+    slopes = []
+    for group in groups:
+        own = [row["reward"] for row in group if not row["off_policy"]]
+        for row in group:
+            p = np.exp(row["updated_log_probs"])
+            if row["off_policy"]:
+                slopes.append(-mu * p * (1 - p) / counts[True])
+                continue
+            advantage, ratio = (row["reward"] - fmean(own)) / (stdev(own) + 1e-6), row["ratio"]
+            clipped = ratio > 1.2 if advantage > 0 else ratio < 0.8
+            slopes.append(np.where(clipped, 0.0, -(1 - mu) * advantage * ratio / counts[False]))
+    return slopes
+
+
+def _of_srft(groups: list[list[dict[str, Any]]]) -> list[np.ndarray]:
+    """A teacher: 0.5 / 16 of the mean of -exp(-H) log p, beside -(R - mean R) p / (p + 0.1); a rollout: -A' log p."""
+    count = sum(len(row["ratio"]) for rows in groups for row in rows if row["off_policy"])
+    slopes = []
+    for rows in groups:
+        mean = fmean(row["reward"] for row in rows)
+        for row in rows:
+            if row["off_policy"]:
+                p, surprise = np.exp(row["updated_log_probs"]), row["updated_entropy"].mean()
+                shaped = -(row["reward"] - mean) * 0.1 * p / (p + 0.1) ** 2 / OF_ROWS
+                slopes.append(shaped - 0.03125 * np.exp(-surprise) / count)
+            else:
+                worth = 0.1 * np.exp(row["entropy"].mean()) if row["score"] else -1.0
+                slopes.append(np.full(len(row["ratio"]), -worth / OF_ROWS))
+    return slopes

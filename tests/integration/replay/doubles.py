@@ -7,7 +7,7 @@ import http.server
 import json
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,6 +92,10 @@ class Model:
         self._recorded, self._names, self._trains = recorded, names, False
         self.model, self.module, self.config = self, torch.nn.Identity(), SimpleNamespace()
         self.trained: list[dict[str, torch.Tensor]] = []
+        self._hooks: list[Callable[..., None]] = []
+
+    def register_forward_hook(self, hook: Callable[..., None]) -> None:
+        self._hooks.append(hook)
 
     def train(self) -> None:
         self._trains = True
@@ -103,7 +107,10 @@ class Model:
         self._rows = [row[mask.bool()].tolist() for row, mask in zip(sequences, attention_mask, strict=True)]
         self._mask = action_mask.bool()
         self._values = [self._said(f"updated_{name}" if self._trains else name) for name in self._names]
-        return (self._values[0], SimpleNamespace(entropy=self._values[-1])) if return_output else self._values[0]
+        output = (self._values[0], SimpleNamespace(entropy=self._values[-1])) if return_output else self._values[0]
+        for hook in self._hooks:
+            hook(self, (), output)
+        return output
 
     def _said(self, name: str) -> torch.Tensor:
         values = torch.zeros(self._mask.shape)
