@@ -7,6 +7,12 @@ from oger_recipe.settings.grades import OFF
 from oger_recipe.settings.oger import OgerSettings
 
 
+def longest_shown(value: Mapping[str, Any], oger: OgerSettings) -> int:
+    """Return how many tokens a row may have that shows its grader a teacher: those of any row, and of the teacher."""
+    longest: int = value["data.max_len"]
+    return longest + (oger.teachers.max_prefix_len or value["rollout.max_new_tokens"] or longest)
+
+
 def grade_problems(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     """Yield a sentence for each mistake in ``value``, settings by flag."""
     yield from oger.grades.model_problems()

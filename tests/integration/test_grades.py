@@ -20,6 +20,7 @@ from oger_recipe.base.errors import SourceFailed
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.checks.combinations import combination_problems
 from oger_recipe.checks.models import grader
+from oger_recipe.checks.notes import notes
 from oger_recipe.models.in_process import InProcess
 from oger_recipe.models.keys import WriterKeys
 from oger_recipe.pipeline.controller.likelihoods import PolicyLikelihoods
@@ -603,6 +604,35 @@ def test_what_cannot_be_graded_is_refused(parser, flags, said) -> None:
 def test_a_run_without_the_estimators_advantage_has_what_still_teaches(parser, flags) -> None:
     problems = combination_problems(vars(parser.parse_args(flags)))
     assert not [problem for problem in problems if "prefix_reward_weight_beta" in problem]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ["--rollout.max_tokens_per_gpu", "767"],
+            "768 tokens (data.max_len and a shown teacher), more than rollout.max",
+        ),
+        (
+            ["--rollout.max_tokens_per_gpu", "767", "--oger.grader", "self"],
+            "more than rollout.max_tokens_per_gpu 767:",
+        ),
+        (["--train.max_tokens_per_gpu", "767"], "more than train.max_tokens_per_gpu 767: a longer one is a batch"),
+        (["--rollout.max_tokens_per_gpu", "768"], None),
+        (["--rollout.max_tokens_per_gpu", "800", "--oger.max_prefix_len", "288"], None),
+        (["--rollout.max_tokens_per_gpu", "799", "--oger.max_prefix_len", "288"], "800 tokens"),
+        (["--rollout.max_tokens_per_gpu", "767", "--no-train.dynamic_batch_enable"], None),
+        (["--rollout.max_tokens_per_gpu", "767", "--oger.grader", "off"], None),
+    ],
+    ids=str,
+)
+def test_rows_of_grades_that_are_longer_than_a_dynamic_batch_are_noted(parser, flags, said) -> None:
+    common = ["--data.max_len", "512", "--rollout.max_new_tokens", "256", "--oger.grader", "initial"]
+    static = "--no-train.dynamic_batch_enable" in flags
+    given = [*common, *flags] if static else [*common, "--train.dynamic_batch_enable", *flags]
+    value = vars(parser.parse_args([flag for flag in given if flag != "--no-train.dynamic_batch_enable"]))
+    found = [note for note in notes(value, parser.get_default) if note.startswith("rows of grades may have")]
+    assert [said in note for note in found] == [True] * (said is not None)
 
 
 def test_a_kl_in_the_reward_is_weighed_as_the_estimators_advantage_is(controller, rollout, place) -> None:
