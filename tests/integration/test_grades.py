@@ -540,6 +540,7 @@ def test_the_likeliest_answer_is_that_of_direct_forward_passes(
 
 # ---- before a run
 
+DYNAMIC = ["--train.dynamic_batch_enable", "--rollout.max_tokens_per_gpu"]
 BETA = ["--oger.prefix_reward_weight_beta", "0"]
 ALONE = ["--oger.grader", "self", *BETA]
 IN_LOSS = ["--algo.kl.use_loss", "--algo.kl.init_coef", "0.01"]
@@ -610,29 +611,23 @@ def test_a_run_without_the_estimators_advantage_has_what_still_teaches(parser, f
     ("flags", "said"),
     [
         (
-            ["--rollout.max_tokens_per_gpu", "767"],
-            "768 tokens (data.max_len and a shown teacher), more than rollout.max",
+            [*DYNAMIC, "767"],
+            "768 tokens (data.max_len and a shown teacher), more than rollout.max_tokens_per_gpu 767:",
         ),
-        (
-            ["--rollout.max_tokens_per_gpu", "767", "--oger.grader", "self"],
-            "more than rollout.max_tokens_per_gpu 767:",
-        ),
-        (["--train.max_tokens_per_gpu", "767"], "more than train.max_tokens_per_gpu 767: a longer one is a batch"),
-        (["--rollout.max_tokens_per_gpu", "768"], None),
-        (["--rollout.max_tokens_per_gpu", "800", "--oger.max_prefix_len", "288"], None),
-        (["--rollout.max_tokens_per_gpu", "799", "--oger.max_prefix_len", "288"], "800 tokens"),
-        (["--rollout.max_tokens_per_gpu", "767", "--no-train.dynamic_batch_enable"], None),
-        (["--rollout.max_tokens_per_gpu", "767", "--oger.grader", "off"], None),
+        ([*DYNAMIC, "767", "--oger.grader", "self"], "768 tokens"),
+        ([DYNAMIC[0], "--train.max_tokens_per_gpu", "767"], "more than train.max_tokens_per_gpu 767: a longer one is"),
+        ([*DYNAMIC, "768"], None),
+        ([*DYNAMIC, "800", "--oger.max_prefix_len", "288"], None),
+        ([*DYNAMIC, "799", "--oger.max_prefix_len", "288"], "800 tokens"),
+        ([DYNAMIC[1], "767"], None),
+        ([*DYNAMIC, "767", "--oger.grader", "off"], None),
     ],
     ids=str,
 )
 def test_rows_of_grades_that_are_longer_than_a_dynamic_batch_are_noted(parser, flags, said) -> None:
     common = ["--data.max_len", "512", "--rollout.max_new_tokens", "256", "--oger.grader", "initial"]
-    static = "--no-train.dynamic_batch_enable" in flags
-    given = [*common, *flags] if static else [*common, "--train.dynamic_batch_enable", *flags]
-    value = vars(parser.parse_args([flag for flag in given if flag != "--no-train.dynamic_batch_enable"]))
-    found = [note for note in notes(value, parser.get_default) if note.startswith("rows of grades may have")]
-    assert [said in note for note in found] == [True] * (said is not None)
+    found = notes(vars(parser.parse_args([*common, *flags])), parser.get_default)
+    assert [said in note for note in found if note.startswith("rows of grades may")] == [True] * (said is not None)
 
 
 def test_a_kl_in_the_reward_is_weighed_as_the_estimators_advantage_is(controller, rollout, place) -> None:
