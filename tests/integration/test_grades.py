@@ -387,7 +387,9 @@ def test_the_initial_policy_answers_whatever_the_policy_has_become(controller, t
             assert torch.allclose(torch.tensor(reply.log_probs), direct(tiny, prompt), atol=1e-5) == is_initial
 
 
-@pytest.mark.parametrize(("grader", "method"), [("self", "forward"), ("initial", "forward_grader")])
+@pytest.mark.parametrize(
+    ("grader", "method"), [("self", "forward"), ("initial", "forward_grader"), ("average", "forward_grader")]
+)
 def test_who_is_shown_a_teacher_is_the_one_that_the_recipe_names(
     controller, rollout, letters, monkeypatch, grader, method
 ) -> None:
@@ -580,6 +582,9 @@ IN_LOSS = ["--algo.kl.use_loss", "--algo.kl.init_coef", "0.01"]
             [*ALONE, *IN_LOSS, "--oger.kl_penalty_coef", "0.02"],
             "the KL of oger.kl_penalty_coef 0.02: leave it out",
         ),
+        (["--oger.grader", "average", "--ds.zero_stage", "3"], "cannot be used with ds.zero_stage 3: use"),
+        (["--oger.grader", "average", "--ds.lora.rank", "8"], "cannot be used with ds.lora.rank: use"),
+        (["--oger.grader", "average", "--ds.tensor_parallel_size", "2"], "with ds.tensor_parallel_size above 1: use"),
         ([*NO_TEACHERS, *BETA], "nothing else teaches the policy: grades are off (oger.grader off"),
         ([*ALONE, *NO_TEACHERS, "--oger.grade_weight", "0"], "grades are off (oger.grader self, oger.grade_weight 0)"),
     ],

@@ -212,6 +212,7 @@ SHAPE = Shape(parameters=1000, hidden=10, vocabulary=100, kv_bytes_per_token=80)
         (["--ds.adam_offload"], {"Adam": 0}),
         (["--oger.grader", "initial"], {"weights": 2000, "grader": 2000}),
         (["--oger.grader", "initial", "--ds.zero_stage", "3"], {"weights": 500, "grader": 500}),
+        (["--oger.grader", "average"], {"weights": 2000, "grader": 6000}),
         # Two rows of 8 tokens, or 40 tokens: their logits, of 8 bytes where they are made all at once
         (["--no-oger.chunked_token_stats"], {"backward": 8 * 16 * 100}),
         (
