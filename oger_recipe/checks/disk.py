@@ -6,6 +6,7 @@ Of a policy with N parameters, in bytes, without what is small beside it:
     checkpoint      14 N      in ckpt.path: weights of 16 bits, weights and two moments of 32 bits; none of it with
                               ckpt.disable_ds; as much again of a critic. With ds.lora.rank 2 N, and 14 of each
                               parameter of the adapters
+                     4 N      in it with oger.grader average
                      2 N      beside it with ckpt.save_hf
                     12 L      beside it of a reward source that learns, with a model of L parameters: weights and two
                               moments of 32 bits
@@ -29,6 +30,7 @@ from oger_recipe.base.files import nearest_existing
 from oger_recipe.checks.memory import Shape, shape_of, trained_parameters
 from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.run_folder.records import writes_samples
+from oger_recipe.settings.grades import AVERAGE
 
 _GB = 1024**3  # as ckpt.max_mem counts
 
@@ -48,7 +50,8 @@ def checkpoint_bytes(value: Mapping[str, Any], policy: Shape, critic: Shape | No
     weights = 2 if value["ckpt.save_hf"] else 0
     frozen = 0 if value["ckpt.disable_ds"] or not value["ds.lora.rank"] else 2 * policy.parameters
     of_policy = weights * policy.parameters + states * trained_parameters(value, policy) + frozen
-    return of_policy + (states * critic.parameters if critic else 0) + _of_sources(value)
+    average = 0 if value["ckpt.disable_ds"] or value["oger.grader"] != AVERAGE else 4 * policy.parameters
+    return of_policy + average + (states * critic.parameters if critic else 0) + _of_sources(value)
 
 
 def _of_sources(value: Mapping[str, Any]) -> float:

@@ -3,8 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from oger_recipe.settings.grades import OFF
+from oger_recipe.settings.grades import AVERAGE, OFF
 from oger_recipe.settings.oger import OgerSettings
+
+
+def longest_shown(value: Mapping[str, Any], oger: OgerSettings) -> int:
+    """Return how many tokens a row may have that shows its grader a teacher: those of any row, and of the teacher."""
+    longest: int = value["data.max_len"]
+    return longest + (oger.teachers.max_prefix_len or value["rollout.max_new_tokens"] or longest)
 
 
 def grade_problems(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
@@ -14,6 +20,16 @@ def grade_problems(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str
         yield (
             f"oger.grader {oger.grades.grader} grades tokens, and with oger.ratio_level step a whole step of "
             "reasoning has the advantage of its first token: use oger.ratio_level token"
+        )
+    splits = {
+        "ds.zero_stage 3": value["ds.zero_stage"] == 3,
+        "ds.tensor_parallel_size above 1": value["ds.tensor_parallel_size"] > 1,
+        "ds.lora.rank": value["ds.lora.rank"] > 0,
+    }
+    for flag in (flag for flag, is_set in splits.items() if is_set and oger.grades.grader == AVERAGE):
+        yield (
+            f"oger.grader average averages the policy's whole weights on each rank, and cannot be used with {flag}: "
+            "use ds.zero_stage 2 without these, or oger.grader initial"
         )
     if oger.advantage.prefix_reward_weight_beta == 0:
         yield from _without_the_estimators(value, oger)

@@ -17,7 +17,7 @@ ds.lora.rank, N is that of the adapters for all but weights, reference and engin
 
     a critic       the same, without an output layer
     the reference  2 N        over P with ds.zero_stage 3; there in main memory with ref.offload
-    the grader     2 N        over P with ds.zero_stage 3, beside the policy: oger.grader initial
+    the grader     2 N        over P with ds.zero_stage 3, beside the policy: oger.grader initial; average: 6 N
     an engine      2 N / T + KV cache             T = vllm.tensor_parallel_size
     KV cache       4 layers kv_heads head_dim     a token: keys and values of 16 bits
 
@@ -40,7 +40,7 @@ from oger_recipe.base.cpu import kv_bytes_per_token
 from oger_recipe.checks import model_files
 from oger_recipe.checks.activations import Held, of_body, of_head
 from oger_recipe.checks.machine import judge_engines, policy_ranks
-from oger_recipe.settings.grades import INITIAL
+from oger_recipe.settings.grades import AVERAGE, OWN_WEIGHTS
 from oger_recipe.settings.oger import OgerSettings
 
 GIB = 2**30
@@ -123,10 +123,11 @@ def estimate(value: Mapping[str, Any], shape: Shape, critic: Shape | None = None
 
 
 def _grader(value: Mapping[str, Any], shape: Shape) -> dict[str, float]:
-    """Estimate the bytes of the initial policy that grades, on each rank of the policy."""
-    if value["oger.grader"] != INITIAL:
+    """Estimate the bytes of the weights that grade in the policy's place, on each of its ranks."""
+    if value["oger.grader"] not in OWN_WEIGHTS:
         return {}
-    return {"grader": 2.0 * shape.parameters / (policy_ranks(value) if value["ds.zero_stage"] == 3 else 1)}
+    each = 2.0 + 4 * (value["oger.grader"] == AVERAGE)
+    return {"grader": each * shape.parameters / (policy_ranks(value) if value["ds.zero_stage"] == 3 else 1)}
 
 
 def _trained(value: Mapping[str, Any], shape: Shape, ranks: int, head: float) -> dict[str, float]:
@@ -253,8 +254,8 @@ def _judges_in_main_memory(value: Mapping[str, Any]) -> float:
 
 
 def surely_taken(value: Mapping[str, Any], shape: Shape) -> float:
-    """Return the least bytes on a policy rank, whatever settings and libraries do: weights, also of the initial policy
-    that grades, and Adam's states of a policy that is trained whole."""
+    """Return the least bytes on a policy rank, whatever settings and libraries do: weights, also those that
+    grade, and Adam's states of a policy that is trained whole."""
     ranks, stage = policy_ranks(value), value["ds.zero_stage"]
     is_elsewhere = value["ds.adam_offload"] or value["actor.optim"] != "adam" or value["ds.lora.rank"]
     adam = 0 if is_elsewhere else _ADAM / _shards(value, ranks)

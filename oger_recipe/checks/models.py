@@ -8,6 +8,7 @@ from pathlib import Path
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 from oger_recipe.base import hub, remote_code
 from oger_recipe.base.errors import RecipeError
+from oger_recipe.checks.grades import longest_shown
 from oger_recipe.checks.job import OK, PROBLEM, WARNING, Finding, Found, Job
 from oger_recipe.checks.machine import judge_engines, where_named
 from oger_recipe.checks.model_files import fault, is_pickled
@@ -124,12 +125,12 @@ def grader(job: Job) -> Found:
         return
     if settings.grades.shows_teachers:
         window = window_of(policy)
-        demonstration = settings.teachers.max_prefix_len or job.value["rollout.max_new_tokens"] or longest
-        if window is not None and longest + demonstration > window:
+        shown = longest_shown(job.value, settings)
+        if window is not None and shown > window:
             yield Finding(
                 WARNING,
                 f"{policy.model} reads {window:,} tokens, and data.max_len ({longest:,}) with a shown teacher may "
-                f"have {longest + demonstration:,}: a teacher that does not fit is not shown "
+                f"have {shown:,}: a teacher that does not fit is not shown "
                 "(oger/grade_too_long counts them); lower rollout.max_new_tokens or oger.max_prefix_len",
             )
     for model in settings.grades.models:

@@ -6,6 +6,7 @@ from typing import Any
 
 from oger_recipe.algorithm.credit import STEP_ESTIMATORS, equal_rewards_teach
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
+from oger_recipe.checks.grades import longest_shown
 from oger_recipe.checks.machine import gpus_by_role
 from oger_recipe.rewards.kinds import kind_of
 from oger_recipe.rewards.kinds.entries import sources_of
@@ -50,7 +51,7 @@ def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
             "evaluation is greedy (eval.temperature 0 or oger.eval.top_k 1), which gives the same answer every time, "
             f"so one sample is drawn, not eval.n_samples_per_prompt {samples}, and avg@1 is reported"
         )
-    remarks += [*_of_steps(value, oger), *_of_worst(value, oger), *_of_filter(value, oger)]
+    remarks += [*_of_steps(value, oger), *_of_worst(value, oger), *_of_filter(value, oger), *_of_grades(value, oger)]
     if value["rollout.top_p"] < 1 or value["oger.top_k"] > 0:
         remarks.append(
             "rollouts are sampled from a part of the vocabulary (rollout.top_p, oger.top_k), but the policy's "
@@ -84,6 +85,19 @@ def _of_steps(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
         yield (
             "oger.steps.sample_by_step sends the prompt and all earlier steps with every request: set "
             "vllm.enable_prefix_caching, or the engine computes them again for each step"
+        )
+
+
+def _of_grades(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    """Yield a remark where rows that show a grader its teacher may be longer than a dynamic batch."""
+    longest, flag = longest_shown(value, oger), "rollout.max_tokens_per_gpu"
+    if value[flag] is None:
+        flag = "train.max_tokens_per_gpu"
+    if oger.grades.shows_teachers and value["train.dynamic_batch_enable"] and longest > value[flag]:
+        yield (
+            f"rows of grades may have {longest:,} tokens (data.max_len and a shown teacher), more than {flag} "
+            f"{value[flag]:,}: a longer one is a batch of its own, and takes the memory of its length; raise it, or "
+            "lower oger.max_prefix_len"
         )
 
 

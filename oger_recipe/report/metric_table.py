@@ -412,7 +412,7 @@ TABLE: tuple[Metric, ...] = (
        "self."),
     _M("oger/grade_too_long", TEACHERS, "teachers too long to show", "teachers", _STEP,
        "Teachers of the step's prompts that do not fit the policy's window together with the longest rollout. Only "
-       "with oger.grader self or initial.",
+       "with oger.grader self, initial or average.",
        advice="Lower rollout.max_new_tokens or oger.max_prefix_len."),
     _M("oger/answer_likelihood", TEACHERS, "likelihood of teachers' answers", "", "teachers that were compared",
        "Mean probability that the policy gives a token of a teacher's answer, after the teacher's reasoning. Only "

@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 
 from oger_recipe.algorithm.exploration import SCHEDULES, scheduled_weight
 from oger_recipe.algorithm.grades import DIVERGENCES
-from oger_recipe.base.ranges import COUNT, POSITIVE, WEIGHT
+from oger_recipe.base.ranges import COUNT, POSITIVE, SHARE, WEIGHT
 from oger_recipe.models.keys import OF_A_MODEL_HERE, OF_A_SERVER, WriterKeys
 from oger_recipe.rewards.place import Likelihoods, Place, Reply, StepPrompt
 from oger_recipe.settings.fields import Section, need, setting
 
-OFF, SELF, INITIAL, MODEL = "off", "self", "initial", "model"
-GRADERS = (OFF, SELF, INITIAL, MODEL)
+OFF, SELF, INITIAL, AVERAGE, MODEL = "off", "self", "initial", "average", "model"
+GRADERS = (OFF, SELF, INITIAL, AVERAGE, MODEL)
+OWN_WEIGHTS = (INITIAL, AVERAGE)  # graders whose weights lie beside the policy's
 GRADE_MODEL = "oger.grade_model"
 _OF_OTHER_QUESTIONS = ("api", "head")  # keys that say how else a server is asked
 _KEYS = (
@@ -49,7 +50,8 @@ class GradeSettings(Section):
         OFF,
         "who grades every token of a rollout, beside the advantage: self (the policy, shown a teacher's trajectory in "
         "its prompt: on-policy self-distillation), initial (the policy as it was before the first step, shown the "
-        "same), or model (a teacher model: on-policy distillation)",
+        "same), average (an exponential average of the policy, shown the same), or model (a teacher model: on-policy "
+        "distillation)",
         choices=GRADERS,
     )
     grade_model: tuple[Mapping[str, Any], ...] = setting(
@@ -58,6 +60,12 @@ class GradeSettings(Section):
         "..., or the url of a vLLM server and the tokenizer of its model; on the command line a JSON list",
         read=_model,
         needs=need("oger.grader", MODEL),
+    )
+    grade_average_rate: float = setting(
+        0.05,
+        "share of the policy in the average that grades, after each optimizer step: a = (1 - rate) a + rate policy",
+        range=SHARE,
+        needs=need("oger.grader", AVERAGE),
     )
     grade_divergence: str = setting(
         "reverse_kl",
@@ -97,7 +105,7 @@ class GradeSettings(Section):
     @property
     def shows_teachers(self) -> bool:
         """Whether the grader reads teachers' trajectories."""
-        return self.grader in (SELF, INITIAL)
+        return self.grader in (SELF, *OWN_WEIGHTS)
 
     @property
     def models(self) -> tuple[GraderKeys, ...]:

@@ -16,12 +16,12 @@ COMPARED = Need(
     lambda oger, value: oger.compares,
 )
 _TEACHERS = Need(
-    "teachers (oger.max_replace_num, oger.n_prefix, oger.hint_share, oger.grader self or initial, a bonus, or "
-    "oger.sft.epochs)",
+    "teachers (oger.max_replace_num, oger.n_prefix, oger.hint_share, oger.grader self, initial or average, a bonus, "
+    "or oger.sft.epochs)",
     lambda oger, value: oger.uses_teachers,
 )
 _SHOWS = Need(
-    "a prompt that shows a teacher (oger.hint_share, or oger.grader self or initial)",
+    "a prompt that shows a teacher (oger.hint_share, or oger.grader self, initial or average)",
     lambda oger, value: oger.shows_teachers,
 )
 _DRAWN = Need(

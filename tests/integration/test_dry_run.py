@@ -394,6 +394,8 @@ SHAPE = Shape(parameters=1000, hidden=10, vocabulary=100, kv_bytes_per_token=80)
         (["--eval.dataset", "x", "--eval.steps", "2", "--ckpt.best_metric_key", "none"], (14_000, 14_000), 2000),
         (["--oger.total_training_steps", "0"], None, 2000),
         (["--algo.advantage.estimator", "gae"], (28_000, 28_000), 2000),
+        (["--oger.grader", "average"], (18_000, 18_000), 2000),
+        (["--oger.grader", "initial"], (14_000, 14_000), 2000),
     ],
 )
 def test_what_is_written_follows_from_what_the_recipe_keeps(

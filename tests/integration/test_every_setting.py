@@ -109,6 +109,11 @@ ELSEWHERE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "grade_schedule_steps",
         ),
     ),
+    (
+        "test_grading_weights.py",
+        "test_the_average_takes_up_its_share_of_the_policy_after_each_update",
+        ("grade_average_rate",),
+    ),
     ("test_experience_maker.py", "test_the_fine_enters_the_group_mean_however_the_step_is_cut", ("non_stop_penalty",)),
     (
         "test_experience_maker.py",

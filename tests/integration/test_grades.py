@@ -20,6 +20,7 @@ from oger_recipe.base.errors import SourceFailed
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.checks.combinations import combination_problems
 from oger_recipe.checks.models import grader
+from oger_recipe.checks.notes import notes
 from oger_recipe.models.in_process import InProcess
 from oger_recipe.models.keys import WriterKeys
 from oger_recipe.pipeline.controller.likelihoods import PolicyLikelihoods
@@ -386,7 +387,9 @@ def test_the_initial_policy_answers_whatever_the_policy_has_become(controller, t
             assert torch.allclose(torch.tensor(reply.log_probs), direct(tiny, prompt), atol=1e-5) == is_initial
 
 
-@pytest.mark.parametrize(("grader", "method"), [("self", "forward"), ("initial", "forward_grader")])
+@pytest.mark.parametrize(
+    ("grader", "method"), [("self", "forward"), ("initial", "forward_grader"), ("average", "forward_grader")]
+)
 def test_who_is_shown_a_teacher_is_the_one_that_the_recipe_names(
     controller, rollout, letters, monkeypatch, grader, method
 ) -> None:
@@ -539,6 +542,7 @@ def test_the_likeliest_answer_is_that_of_direct_forward_passes(
 
 # ---- before a run
 
+DYNAMIC = ["--train.dynamic_batch_enable", "--rollout.max_tokens_per_gpu"]
 BETA = ["--oger.prefix_reward_weight_beta", "0"]
 ALONE = ["--oger.grader", "self", *BETA]
 IN_LOSS = ["--algo.kl.use_loss", "--algo.kl.init_coef", "0.01"]
@@ -578,6 +582,9 @@ IN_LOSS = ["--algo.kl.use_loss", "--algo.kl.init_coef", "0.01"]
             [*ALONE, *IN_LOSS, "--oger.kl_penalty_coef", "0.02"],
             "the KL of oger.kl_penalty_coef 0.02: leave it out",
         ),
+        (["--oger.grader", "average", "--ds.zero_stage", "3"], "cannot be used with ds.zero_stage 3: use"),
+        (["--oger.grader", "average", "--ds.lora.rank", "8"], "cannot be used with ds.lora.rank: use"),
+        (["--oger.grader", "average", "--ds.tensor_parallel_size", "2"], "with ds.tensor_parallel_size above 1: use"),
         ([*NO_TEACHERS, *BETA], "nothing else teaches the policy: grades are off (oger.grader off"),
         ([*ALONE, *NO_TEACHERS, "--oger.grade_weight", "0"], "grades are off (oger.grader self, oger.grade_weight 0)"),
     ],
@@ -603,6 +610,29 @@ def test_what_cannot_be_graded_is_refused(parser, flags, said) -> None:
 def test_a_run_without_the_estimators_advantage_has_what_still_teaches(parser, flags) -> None:
     problems = combination_problems(vars(parser.parse_args(flags)))
     assert not [problem for problem in problems if "prefix_reward_weight_beta" in problem]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            [*DYNAMIC, "767"],
+            "768 tokens (data.max_len and a shown teacher), more than rollout.max_tokens_per_gpu 767:",
+        ),
+        ([*DYNAMIC, "767", "--oger.grader", "self"], "768 tokens"),
+        ([DYNAMIC[0], "--train.max_tokens_per_gpu", "767"], "more than train.max_tokens_per_gpu 767: a longer one is"),
+        ([*DYNAMIC, "768"], None),
+        ([*DYNAMIC, "800", "--oger.max_prefix_len", "288"], None),
+        ([*DYNAMIC, "799", "--oger.max_prefix_len", "288"], "800 tokens"),
+        ([DYNAMIC[1], "767"], None),
+        ([*DYNAMIC, "767", "--oger.grader", "off"], None),
+    ],
+    ids=str,
+)
+def test_rows_of_grades_that_are_longer_than_a_dynamic_batch_are_noted(parser, flags, said) -> None:
+    common = ["--data.max_len", "512", "--rollout.max_new_tokens", "256", "--oger.grader", "initial"]
+    found = notes(vars(parser.parse_args([*common, *flags])), parser.get_default)
+    assert [said in note for note in found if note.startswith("rows of grades may")] == [True] * (said is not None)
 
 
 def test_a_kl_in_the_reward_is_weighed_as_the_estimators_advantage_is(controller, rollout, place) -> None:

@@ -212,6 +212,7 @@ SHAPE = Shape(parameters=1000, hidden=10, vocabulary=100, kv_bytes_per_token=80)
         (["--ds.adam_offload"], {"Adam": 0}),
         (["--oger.grader", "initial"], {"weights": 2000, "grader": 2000}),
         (["--oger.grader", "initial", "--ds.zero_stage", "3"], {"weights": 500, "grader": 500}),
+        (["--oger.grader", "average"], {"weights": 2000, "grader": 6000}),
         # Two rows of 8 tokens, or 40 tokens: their logits, of 8 bytes where they are made all at once
         (["--no-oger.chunked_token_stats"], {"backward": 8 * 16 * 100}),
         (
@@ -244,11 +245,11 @@ def test_engines_and_main_memory(parser: argparse.ArgumentParser) -> None:
     # A copy of the initial policy in each rank, which stays there while the engine samples
     graded = two | {"oger.grader": "initial"}
     assert surely_in_main_memory(graded, SHAPE, gpus) == 2 * (4000 + 6000) + 2000 + 3 * 2000
-    there = [shared_gpu(each | {"ds.enable_sleep": True}, estimate(each, SHAPE)) for each in (graded, two)]
-    assert [with_it[0] - without[0] for with_it, without in zip(*(each.values() for each in there), strict=True)] == [
-        2000,
-        2000,
-    ]
+    for sleeps in ({}, {"ds.enable_sleep": True}):
+        with_it, without = (
+            [size for size, _ in shared_gpu(each | sleeps, estimate(each, SHAPE)).values()] for each in (graded, two)
+        )
+        assert [one - other for one, other in zip(with_it, without, strict=True)] == [2000, 2000]
 
 
 def test_a_critic_and_a_reference_take_their_own(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,7 @@
 """OpenRLHF's actors of models: the policy's gives entropies from the forward pass that gives log-probabilities."""
 
+from pathlib import Path
+
 import ray
 import torch
 from openrlhf.trainer.ray import launcher, ppo_actor
@@ -9,11 +11,12 @@ from oger_recipe.algorithm.token_stats import response_entropy
 from oger_recipe.pipeline import undecorated
 from oger_recipe.pipeline.policy.adapters import ALL_LINEAR, save_merged
 from oger_recipe.pipeline.policy.chunked_actor import ChunkedActor
-from oger_recipe.pipeline.policy.grader import has_initial_policy, initial_policy
+from oger_recipe.pipeline.policy.grader import Average, initial_policy
 from oger_recipe.pipeline.policy.policy_trainer import OgerActorPPOTrainer
 from oger_recipe.pipeline.policy.updates import UpdateHealth, seed_from_step
 from oger_recipe.run_folder.checkpoints import place
 from oger_recipe.settings.credit import BonusSettings
+from oger_recipe.settings.grades import AVERAGE, OWN_WEIGHTS, GradeSettings
 from oger_recipe.settings.loss import LossSettings
 
 # PolicyModelActor builds its trainer by this name, which is looked up in this process.
@@ -35,10 +38,24 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
         if lora.target_modules == [ALL_LINEAR]:  # as the command line gives it; PEFT knows the word alone
             lora.target_modules = ALL_LINEAR
         super().init_model_from_pretrained(strategy, pretrain, *args, **kwargs)
-        self.grader = initial_policy(strategy, pretrain) if has_initial_policy(strategy.args) else None
         self.health = UpdateHealth(self.strategy, self.actor.model)
+        self._grade_with(GradeSettings.of(strategy.args.oger), pretrain)
         if lora.rank:  # upstream would write the adapter alone
             self.strategy.save_model = self._save_merged
+
+    def _grade_with(self, settings: GradeSettings, pretrain: str) -> None:
+        """Load the weights that grade where they are not the policy's own, and keep their average up to date."""
+        self.average: Average | None = None
+        self.grader = initial_policy(self.strategy, pretrain) if settings.grader in OWN_WEIGHTS else None
+        if settings.grader != AVERAGE:
+            return
+        models = (each.model.module.parameters() for each in (self.actor, self.grader))
+        self.average = Average(*models, settings.grade_average_rate)
+        ckpt = self.strategy.args.ckpt
+        latest = Path(ckpt.path) / "_actor" / "latest"
+        if ckpt.load_enable and latest.exists():  # which OpenRLHF has loaded
+            self.average.load(latest.with_name(latest.read_text()))
+        self.strategy.optimizer_step = self.average.after_updates(self.actor.model, self.strategy.optimizer_step)
 
     def _save_merged(self, actor, tokenizer, folder: str) -> None:
         save_merged(actor.model.module, tokenizer, folder, writes=self.strategy.is_rank_0())
@@ -51,6 +68,8 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
     def save_checkpoint(self, tag, *args, **kwargs) -> None:
         with place(self.strategy.args.ckpt, tag) as name:
             super().save_checkpoint(name, *args, **kwargs)
+            if self.average is not None and self.strategy.is_rank_0() and not self.disable_ds_ckpt:
+                self.average.save(Path(self.strategy.args.ckpt.path) / "_actor" / name)
 
     def forward(self, sequences, action_mask, attention_mask, **kwargs) -> tuple[torch.Tensor, ...]:
         """Return log-probabilities [B, A] (0 where masked) and two entropies [B] (nats) of the response: at
