@@ -102,6 +102,11 @@ class Keys:
         return False
 
     @property
+    def counts_solutions(self) -> bool:
+        """Whether the source counts the verifier's classes of solutions."""
+        return False
+
+    @property
     def drops_overflow(self) -> bool:
         """Whether the group of a text that is too long for the source's model has no advantage."""
         return False

@@ -56,6 +56,10 @@ class UniquenessKeys(Keys):
     def bounds(self) -> tuple[float, float]:
         return UNIQUENESS[self.form].least, 1.0
 
+    @property
+    def counts_solutions(self) -> bool:
+        return self.by == "solution"
+
     def combined(self) -> Iterator[str]:
         if self.power != 1 and self.form != "inverse":
             yield f"power {self.power:g} has no effect with form {self.form}: leave it out, or set form to inverse"
