@@ -8,6 +8,7 @@ from oger_recipe.algorithm.credit import STEP_ESTIMATORS, equal_rewards_teach
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.checks.grades import longest_shown
 from oger_recipe.checks.machine import gpus_by_role
+from oger_recipe.grading.verifiers import VERIFIERS
 from oger_recipe.rewards.kinds import kind_of
 from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.rewards.spec import Keys
@@ -52,6 +53,7 @@ def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
             f"so one sample is drawn, not eval.n_samples_per_prompt {samples}, and avg@1 is reported"
         )
     remarks += [*_of_steps(value, oger), *_of_worst(value, oger), *_of_filter(value, oger), *_of_grades(value, oger)]
+    remarks += _of_answers(value, oger)
     if value["rollout.top_p"] < 1 or value["oger.top_k"] > 0:
         remarks.append(
             "rollouts are sampled from a part of the vocabulary (rollout.top_p, oger.top_k), but the policy's "
@@ -69,6 +71,16 @@ def _of_worst(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
             "long or makes the source fail gets the worst value of the run so far, never more than 0; set the "
             "key worst to change that"
         )
+
+
+def _of_answers(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    task = VERIFIERS.get(value["oger.task_name"] or "")
+    for entry in oger.reward.sources if task is not None and task.names_solutions is False else ():
+        if entry.get("kind") == "uniqueness" and entry.get("by") == "answer":
+            yield (
+                f"oger.reward.sources: {entry['name']!r} tells right rollouts apart by their answers, and a problem "
+                f"of {value['oger.task_name']} has one right answer: only its spellings would be paid"
+            )
 
 
 def _of_steps(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:

@@ -18,7 +18,7 @@ from oger_recipe.models.step_formats import FORMATS, SCORERS, Format
 from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.place import Place, Reply, Sampling, StepPrompt
 from oger_recipe.rewards.sources import Group, Source
-from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings
+from oger_recipe.rewards.spec import FLIPS, Keys, SourceSpec, Surroundings
 
 PLACES = ("engine", "in_process", "server")
 APIS = ("chat", "completions")
@@ -401,6 +401,12 @@ class StepKeys(ModelKeys):
         0.1, "temperature of credits min and min_ahead: the lower, the more the lowest score counts", range=POSITIVE
     )
     aggregate: str = key("min", "how to aggregate the scores of a row's steps", choices=AGGREGATES)
+
+    @classmethod
+    def refusals(cls, entry: Mapping[str, Any]) -> Iterator[str]:
+        yield from super().refusals(entry)
+        if entry.get("combine") == "mul" and entry.get("scale") == "difference":
+            yield f"combine mul with scale difference: {FLIPS}; use combine add, or scale probability"
 
     @property
     def bounds(self) -> tuple[float, float] | None:

@@ -222,8 +222,8 @@ TABLE: tuple[Metric, ...] = (
        "Mean log-probability of the sampled tokens by the engine less that by the policy: an estimate of the KL of "
        "the two on equal weights. It is rounding, and may be below 0. In OpenRLHF the name belongs to a correction "
        "and is only there with it; it is not the KL to the reference.", (-0.005, 0.005),
-       "within 0.005 of 0; clearly above 0.02 the run stops. With rollout.top_p below 1 it may be as high as "
-       "-log(top_p)",
+       "within 0.005 of 0; clearly above oger.max_engine_kl (0.02) the run stops. With rollout.top_p below 1 it may "
+       "be as high as -log(top_p)",
        "The engine samples with other weights than those that are trained: see docs/known_faults.md."),
     _M("vllm_logprob_difference", HEALTH, "engine against policy, by token", "nats a token",
        "tokens that the policy sampled, also behind a teacher's",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 COMBINATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add": torch.add, "mul": torch.mul}
+FLIPS = "values below 0 would flip the sign of the total"
 
 # A row's verified reward decides whether a source counts there: reward to bool, same shape.
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,10 +45,10 @@ class Keys:
 
     once: at most one such source; reads_rows: the question and the data's further columns travel to it; reads_steps:
     responses are cut into steps of reasoning for it; gives_rewards: its scores of steps are rewards, not probabilities
-    that a step is good; if_below: what a weight below 0 would do, where nobody can want that; is_rule: it is the
-    verified reward; is_bonus: it is the exploration bonus, whose weight is a setting of the run; is_length: it charges
-    for length, with values of 0 or less; is_own: it is code of the user's; asks_models: it has `models`; embeds: it
-    needs the run's encoder.
+    that a step is good; if_below, if_multiplied: what a weight below 0, and combine mul, would do, where nobody can
+    want that; is_rule: it is the verified reward; is_bonus: it is the exploration bonus, whose weight is a setting of
+    the run; is_length: it charges for length; is_own: it is code of the user's; asks_models: it has `models`; embeds:
+    it needs the run's encoder.
     """
 
     once: ClassVar[bool] = False
@@ -55,6 +56,7 @@ class Keys:
     reads_steps: ClassVar[bool] = False
     gives_rewards: ClassVar[bool] = False
     if_below: ClassVar[str] = ""
+    if_multiplied: ClassVar[str] = ""
     is_length: ClassVar[bool] = False
     is_rule: ClassVar[bool] = False
     is_bonus: ClassVar[bool] = False
@@ -100,6 +102,11 @@ class Keys:
         return False
 
     @property
+    def counts_solutions(self) -> bool:
+        """Whether the source counts the verifier's classes of solutions."""
+        return False
+
+    @property
     def drops_overflow(self) -> bool:
         """Whether the group of a text that is too long for the source's model has no advantage."""
         return False
@@ -131,9 +138,9 @@ class Keys:
         is_below = isinstance(weight, int | float) and weight < 0
         if is_below and cls.if_below:
             yield f"weight {weight}: it must be 0 or more for kind {entry.get('kind')}: {cls.if_below}"
-        if entry.get("combine") == "mul" and (is_below or cls.is_length):
-            what = f"weight {weight}" if is_below else f"kind {entry.get('kind')}"
-            yield f"combine mul with {what}: values below 0 would flip the sign of the total; use combine add"
+        if entry.get("combine") == "mul" and (is_below or cls.if_multiplied):
+            what = f"weight {weight}: {FLIPS}" if is_below else f"kind {entry.get('kind')}: {cls.if_multiplied}"
+            yield f"combine mul with {what}; use combine add"
 
     @classmethod
     def problems(cls, entry: Mapping[str, Any]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from oger_recipe.data.rows import Row
 from oger_recipe.data.sources import Columns, Seen, read_dataset
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_benchmark, uid_in_a_run
 from oger_recipe.grading.rules import TIMES_ASKED
+from oger_recipe.grading.verifiers import resolved
 from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.rewards.kinds.rubric import rubric_problem
 from oger_recipe.settings.grading import VerifierSettings
@@ -59,7 +60,22 @@ def training_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) 
     columns = replace(columns, keep=columns.keep or rewards.reads_rows)
     rows = read_dataset(value[DATA], columns, split=value["data.prompt_split"], counts=counts)
     _require_columns(rows, rewards, value[DATA])
+    _require_solutions(rows, value)
     return rows
+
+
+def _require_solutions(rows: Sequence[Row], value: Mapping[str, Any]) -> None:
+    """Raise RecipeError where a source of the reward counts classes of solutions and a row's verifier names none."""
+    counting = [spec.name for spec in sources_of(RewardSettings.of(value).sources) if spec.keys.counts_solutions]
+    own = VerifierSettings.of(value).own
+    for task in dict.fromkeys(row["task"] for row in rows) if counting else ():
+        spec = resolved(own.get(task, task))
+        if spec is not None and spec.names_solutions is False:
+            raise RecipeError(
+                f"{value[DATA]}: the reward source {counting[0]!r} counts classes of solutions, and the verifier of "
+                f"task {task!r} names none: leave the source out, use kind unlikeliness, or by: answer where problems "
+                "have several right answers"
+            )
 
 
 def _require_columns(rows: Sequence[Row], rewards: RewardSettings, data: str) -> None:

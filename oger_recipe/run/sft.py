@@ -104,4 +104,17 @@ def _flags(value: Mapping[str, Any], data: Path, model: Path) -> list[str]:
         "ds.adam_offload": value["ds.adam_offload"],
         "ds.use_liger_kernel": value["ds.use_liger_kernel"],
     }
-    return [f"--{key}={setting}" for key, setting in flags.items()] + [f"--{key}" for key in switches if switches[key]]
+    given = [f"--{key}={setting}" for key, setting in flags.items()] + [
+        f"--{key}" for key in switches if switches[key]
+    ]
+    return given + _adapter_flags(value)
+
+
+def _adapter_flags(value: Mapping[str, Any]) -> list[str]:
+    if not value["ds.lora.rank"]:
+        return []
+    flags = [f"--ds.lora.{name}={value[f'ds.lora.{name}']}" for name in ("rank", "alpha", "dropout")]
+    targets = value["ds.lora.target_modules"]
+    if targets in ("all-linear", ["all-linear"]):  # the default there; named, it would be a list, which PEFT knows not
+        return flags
+    return [*flags, "--ds.lora.target_modules", *([targets] if isinstance(targets, str) else targets)]

@@ -125,6 +125,13 @@ class GuardSettings(Section):
         "the value of step 1)",
         range=WEIGHT,
     )
+    max_engine_kl: float = setting(
+        0.02,
+        "stop the run when the engine's log-probabilities of its tokens are higher than the policy's by more than "
+        "this (mean per token, vllm_kl); raise it where they differ by more on equal weights, as in mixtures of "
+        "experts, and the loss is corrected (algo.advantage.is_correction_level)",
+        range=WEIGHT,
+    )
     max_skipped_updates: int = setting(
         3,
         "stop the run when so many updates in a row were skipped because a loss or gradient is not finite. In "

@@ -52,6 +52,7 @@ def own_flags(method: str, out: Path, steps: int) -> list[str]:
         "uft": ["--oger.prefix_steps", str(steps * 3 // 5)],
         "questa": ["--data.max_len", "256"],
         "distillation": ["--oger.grade_model", teacher],
+        "self_distillation": ["--ds.lora.rank", "0"],  # the regime's learning rate is that of all weights
         "uniqueness": ["--oger.task.max_target", "100"],
     }
     return of_methods.get(method, [])

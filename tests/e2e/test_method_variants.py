@@ -124,6 +124,7 @@ def test_the_twins_of_distillation_grade_every_rollout_token_by_token(tmp_path: 
     first, second = tmp_path / "first", tmp_path / "second"
     done = train(first, cache, *SMALL, *rows, "--train.batch_size", "16", recipe="self_distillation_cpu")
     assert done.returncode == 0, done.stderr
+    assert (first / "model" / "adapter").exists()  # of the first twin; the second trains all weights
     teacher = json.dumps([{"model": str(first / "model"), "place": "in_process"}])
     more = ["--oger.prompts_per_update", "16", "--oger.grade_model", teacher]
     done = train(second, cache, *SMALL, *rows, *more, recipe="distillation_cpu")

@@ -154,3 +154,19 @@ def test_every_weight_is_sent_once_by_its_plain_name(monkeypatch) -> None:
         changed = {name for name, parameter in plain.named_parameters() if not torch.equal(sent[name], parameter)}
         linear = {name for name in sent if "proj" in name}
         assert changed == (linear if module is adapted else set())
+
+
+@pytest.mark.parametrize(("at_a_time", "calls"), [(2**30, 1), (1, 10), (900, 4), (10_000, 1)])
+def test_weights_are_sent_some_at_a_time(monkeypatch, at_a_time: int, calls: int) -> None:
+    """Ten parameters of 300 bytes: of 900 bytes come 3, 3, 3 and 1."""
+    sent: list[list[str]] = []
+
+    def upstream() -> None:
+        sent.append([name for name, _ in trainer.actor.model.module.named_parameters()])
+
+    named = [(f"w{number}", torch.nn.Parameter(torch.zeros(75))) for number in range(10)]
+    monkeypatch.setattr(adapters, "merged_parameters", lambda model: iter(named))
+    monkeypatch.setattr(adapters, "AT_A_TIME", at_a_time)
+    trainer = SimpleNamespace(actor=SimpleNamespace(model=SimpleNamespace(module=None)))
+    adapters.send_merged(upstream, trainer)
+    assert len(sent) == calls and [name for some in sent for name in some] == [name for name, _ in named]

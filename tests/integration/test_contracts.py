@@ -61,11 +61,12 @@ def read_by(task: str) -> list[str]:
 
 @pytest.mark.parametrize("task", VERIFIERS)
 def test_a_verifier_judges_any_text_in_the_same_form_or_refuses_the_answer(task: str) -> None:
-    components = set()
+    components, named = set(), set()
     for answer in read_by(task):
         for response in RESPONSES:
             verdict = verify(task, response, answer)
             assert isinstance(verdict, Verdict)
+            named |= {verdict.solution is not None} if verdict.score else set()
             assert math.isfinite(verdict.reward) and verdict.score in (0.0, 1.0)
             assert isinstance(verdict.reason, str) and "\n" not in verdict.reason
             assert verdict.extracted is None or isinstance(verdict.extracted, str)
@@ -73,6 +74,7 @@ def test_a_verifier_judges_any_text_in_the_same_form_or_refuses_the_answer(task:
             components.add(tuple(sorted(verdict.components)))
             assert verify(task, response, answer) == verdict  # nothing is remembered
     assert len(components) <= 1, f"components depend on the response: {components}"
+    assert VERIFIERS[task].names_solutions is None or named <= {VERIFIERS[task].names_solutions}
 
 
 @pytest.mark.parametrize("task", VERIFIERS)

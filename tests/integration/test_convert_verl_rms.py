@@ -254,6 +254,7 @@ def test_what_the_command_leaves_out_has_the_default_of_there(converted: Callabl
     assert settings["ckpt.max_num"] == 1_000_000 and "algo.kl.init_coef" not in settings
 
 
+LORA, TARGETS = "actor_rollout_ref.model.lora_", "actor_rollout_ref.model.target_modules"
 KL_IN_REWARD = {"algorithm.use_kl_in_reward": "True"}
 KL_IN_LOSS = {ACTOR + "use_kl_loss": "True"}
 
@@ -287,6 +288,10 @@ KL_IN_LOSS = {ACTOR + "use_kl_loss": "True"}
          {"eval.temperature": 0.6}),
         ({ROLLOUT + "val_kwargs.temperature": "0.6"}, {"eval.temperature": 0.0}),
         ({"trainer.max_actor_ckpt_to_keep": "3"}, {"ckpt.max_num": 3}),
+        ({LORA + "rank": "32", LORA + "alpha": "64", TARGETS: "[q_proj,v_proj]"},
+         {"ds.lora.rank": 32, "ds.lora.alpha": 64, "ds.lora.target_modules": ["q_proj", "v_proj"]}),
+        ({LORA + "rank": "8", TARGETS: "q_proj"}, {"ds.lora.rank": 8, "ds.lora.target_modules": ["q_proj"]}),
+        ({LORA + "rank": "8", TARGETS: "all-linear"}, {"ds.lora.rank": 8}),
     ],
 )  # fmt: skip
 def test_values_are_translated(changes: dict[str, str], wanted: dict[str, Any], converted: Callable) -> None:
@@ -321,6 +326,10 @@ def test_values_are_translated(changes: dict[str, str], wanted: dict[str, Any], 
         ({ACTOR + "use_dynamic_bsz": "False"}, "it is needed without use_dynamic_bsz, there as well"),
         ({ACTOR + "loss_agg_mode": "seq-mean-token-sum"}, "sums of tokens are divided by rollout.max_new_tokens here"),
         ({"actor_rollout_ref.model.is_custome_model": "True"}, "write chat_template into tokenizer_config.json"),
+        (
+            {LORA + "rank": "8", "algorithm.adv_estimator": "gae"},
+            "ds.lora.rank 8 cannot be used with algo.advantage.estimator gae",
+        ),
         ({RM + "reward_functon": "[a]"}, "did you mean reward_model.reward_function?"),
     ],
 )

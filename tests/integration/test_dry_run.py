@@ -269,6 +269,9 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     ),
     "chats for a template of questions": (_rows(CHAT, CHAT), ["--oger.prompt_template", "r1"], "takes a question"),
     "a column that a source reads": (_nothing, _sources(kind="similarity", reference="ask"), "no column 'ask'"),
+    "a source that counts what the verifier does not name": (
+        _rows({}, {"task": "gsm8k", "answer": "96"}), _sources(kind="uniqueness"), "of task 'gsm8k' names none",
+    ),
     "data of the run that goes": (
         _of_the_run, ["--overwrite", "--data.prompt_dataset", "run/data/eval.jsonl"], "belongs to the earlier run",
     ),

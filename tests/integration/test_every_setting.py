@@ -273,3 +273,7 @@ def test_guards_of_a_run(controller, models, rollout) -> None:
         made()
     with pytest.raises(RuntimeError, match="limit: 0.0050"):
         made(*bears, "--oger.max_logprob_difference", "0.005")
+    models.difference = dict.fromkeys("abcd", 0.03)  # the engine's are higher
+    with pytest.raises(RuntimeError, match="0.0300 higher .limit: 0.02; oger.max_engine_kl"):
+        made(*bears)
+    made(*bears, "--oger.max_engine_kl", "0.04")

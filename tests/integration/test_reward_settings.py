@@ -214,3 +214,13 @@ def test_a_filter_that_leaves_nothing_out_is_noted(
     said = notes_of(vars(parser.parse_args(known)), parser.get_default)
     found = [note for note in said if note.startswith("algo.dynamic_filtering_enable leaves no group out")]
     assert [f"with {charges} " in note for note in found] == ([] if charges is None else [True])
+
+
+def test_answers_of_a_task_with_one_right_answer_tell_nothing_apart(parser: argparse.ArgumentParser) -> None:
+    def found(task: str, **entry: str) -> list[str]:
+        flags = ["--oger.task_name", task, listed(RULE, {"name": "rare", "kind": "uniqueness", **entry})]
+        return [note for note in notes_of(vars(parser.parse_args(flags)), parser.get_default) if "'rare'" in note]
+
+    (note,) = found("math", by="answer")
+    assert note.endswith("a problem of math has one right answer: only its spellings would be paid")
+    assert found("math") == found("countdown", by="answer") == []

@@ -143,6 +143,35 @@ def test_a_column_that_a_source_names_has_to_be_there_in_every_row(
     assert len(_training_rows(parser, path, rows)) == len(_training_rows(parser, path, some, RIDER)) == 12
 
 
+def test_a_source_counts_solutions_only_where_the_rows_verifier_may_name_them(
+    parser: argparse.ArgumentParser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = "from oger_recipe.grading.verifiers import TaskSpec\ndef grade(response, answer): ...\n"
+    (tmp_path / "of_mine.py").write_text(f"{own}never = TaskSpec(grade, names_solutions=False)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "rows.jsonl"
+
+    def read(task: str, *flags: str, **entry: Any) -> int:
+        rows = [
+            {"prompt": f"{n}", "answer": "1", "uid": f"u{n}", "task": each}
+            for n, each in enumerate(["countdown", task])
+        ]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        sources = [{"name": "rule", "kind": "verifier"}, {"name": "rare", "kind": "uniqueness", **entry}]
+        listed = ["--data.prompt_dataset", str(path), "--oger.reward.sources", json.dumps(sources)]
+        value = vars(parser.parse_args([*listed, *flags]))
+        grading_rules(value)  # which allows the user's own
+        return len(training_rows(value))
+
+    mine = ["--oger.verifiers", "mine=of_mine:grade", "never=of_mine:never"]
+    assert read("countdown") == read("mine", *mine) == read("math", by="answer") == 2
+    for task, flags in (("math", ()), ("never", mine)):
+        with pytest.raises(RecipeError) as raised:
+            read(task, *flags)
+        counts = "the reward source 'rare' counts classes of solutions"
+        assert str(raised.value).startswith(f"{path}: {counts}, and the verifier of task '{task}' names none: ")
+
+
 def test_columns_that_a_function_for_trl_needs_have_to_be_there(
     parser: argparse.ArgumentParser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

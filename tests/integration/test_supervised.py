@@ -9,15 +9,19 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.checks.job import Job
-from oger_recipe.pipeline.policy.sft import TeacherDataset
-from oger_recipe.run.sft import _write_examples, supervise
+from oger_recipe.pipeline.policy import adapters
+from oger_recipe.pipeline.policy.sft import TeacherDataset, WholeModels
+from oger_recipe.run.sft import _flags, _write_examples, supervise
 from oger_recipe.teachers.store import Teacher, write_teacher_store
 
 
@@ -118,3 +122,52 @@ def test_nothing_of_the_supervised_stage_listens_beyond_loopback(
     assert len(addresses) >= 3 and set(addresses) == {"127.0.0.1"}  # the store, and gloo of both
     assert chosen == ["127.0.0.1", "lo"]  # not by what this machine's name stands for
     assert not list(tmp_path.glob("oger-*"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ([], []),
+        (["--ds.lora.alpha=32"], []),  # of no adapter
+        (["--ds.lora.rank=8"], ["--ds.lora.rank=8", "--ds.lora.alpha=16", "--ds.lora.dropout=0"]),
+        (
+            ["--ds.lora.rank=8", "--ds.lora.alpha=32", "--ds.lora.dropout=0.1", "--ds.lora.target_modules=all-linear"],
+            ["--ds.lora.rank=8", "--ds.lora.alpha=32", "--ds.lora.dropout=0.1"],
+        ),
+        (
+            ["--ds.lora.rank=8", "--ds.lora.target_modules", "q_proj", "v_proj"],
+            ["--ds.lora.rank=8", "--ds.lora.alpha=16", "--ds.lora.dropout=0", "--ds.lora.target_modules", "q_proj",
+             "v_proj"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_stage_trains_adapters_where_the_run_does(
+    parser: argparse.ArgumentParser, asked: list[str], expected: list[str]
+) -> None:
+    flags = _flags(vars(parser.parse_args(asked)), Path("data"), Path("model"))
+    first = next((place for place, flag in enumerate(flags) if "lora" in flag), len(flags))
+    assert flags[first:] == expected
+
+
+@pytest.mark.parametrize("adapted", [True, False])
+def test_the_stage_saves_a_whole_model(policy_folder: Path, tmp_path: Path, monkeypatch, adapted: bool) -> None:
+    monkeypatch.setattr(adapters, "torch_dist_barrier_and_cuda_sync", lambda: None)  # one process
+    base: Any = WholeModels.__base__
+    monkeypatch.setattr(base, "save_model", lambda self, model, tokenizer, folder: Path(folder).write_text("theirs"))
+    policy = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
+    start = {name: weight.clone() for name, weight in policy.state_dict().items()}
+    if adapted:
+        policy = get_peft_model(policy, LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj"]))
+        for name, weight in policy.named_parameters():
+            torch.nn.init.normal_(weight, std=0.1) if ".lora_" in name else None
+    strategy = object.__new__(WholeModels)
+    monkeypatch.setattr(base, "is_rank_0", lambda self: True)
+    actor = SimpleNamespace(model=SimpleNamespace(module=policy))
+    strategy.save_model(actor, AutoTokenizer.from_pretrained(policy_folder), str(tmp_path / "model"))
+    if not adapted:
+        assert (tmp_path / "model").read_text() == "theirs"
+        return
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+    assert saved.keys() == start.keys()
+    changed = {name for name, weight in saved.items() if not torch.equal(weight, start[name])}
+    assert changed == {name for name in start if "q_proj.weight" in name}

@@ -32,6 +32,7 @@ from oger_recipe.pipeline.policy.adapters import merged_parameters
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's weight sync; CUDA has OpenRLHF's own")
 
 LEARNING_RATE = 1e-3  # of the recipes' supervised stage on CPUs
+ADAPTER_RATE = 3e-3  # of configs/self_distillation_cpu.yaml
 UPDATES = 3
 KINDS: dict[str, dict[str, Any]] = {"tied": {}, "untied": {"tied": False}, "large vocabulary": {"vocab_size": 49_152}}
 
@@ -121,9 +122,12 @@ def test_after_every_update_the_engines_log_probabilities_are_the_policys(sender
 
 
 def _train_once(model: Any, samples: Samples, rate: float, seed: int) -> None:
-    """One optimizer step of a policy gradient with advantages of 1 and -1: Adam moves weights by about `rate`."""
+    """One optimizer step of a policy gradient with advantages of 1 and -1: Adam moves weights by about `rate`, those
+    of adapters alone where there are any."""
     generator = torch.Generator().manual_seed(seed)
-    masters = {name: weight.float().requires_grad_() for name, weight in model.named_parameters()}
+    trained = {name: weight for name, weight in model.named_parameters() if ".lora_" in name}
+    trained = trained or dict(model.named_parameters())
+    masters = {name: weight.detach().float().requires_grad_() for name, weight in trained.items()}
     optimizer = torch.optim.AdamW(masters.values(), lr=rate, weight_decay=0.0)
     for tokens, engine in samples:
         output = torch.func.functional_call(model.float(), masters, torch.tensor([tokens])).logits[0, :-1]
@@ -133,7 +137,8 @@ def _train_once(model: Any, samples: Samples, rate: float, seed: int) -> None:
     optimizer.step()
     model.to(torch.bfloat16)
     for name, weight in model.named_parameters():
-        weight.data.copy_(masters[name].detach())
+        if name in masters:
+            weight.data.copy_(masters[name].detach())
 
 
 def _agreement(sender: EngineTrial) -> tuple[Agreement, Samples]:
@@ -175,15 +180,16 @@ def test_an_engine_says_what_vllm_chose_for_this_machine(senders):
     }
 
 
-def test_an_engine_that_stays_on_the_base_weights_under_adapters_is_noticed(senders: dict[str, EngineTrial]) -> None:
+def test_an_engine_that_stays_on_the_base_weights_is_noticed_after_one_step_of_an_adapter(
+    senders: dict[str, EngineTrial],
+) -> None:
     sender = senders["untied"]
+    sender.model.load_state_dict(_untrained(sender.tokenizer, False, None).state_dict())
     sender.send()
-    first, _ = _agreement(sender)
-    adapted = get_peft_model(copy.deepcopy(sender.model), LoraConfig(r=4, target_modules="all-linear"))
-    for name, parameter in adapted.named_parameters():
-        if ".lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
+    first, samples = _agreement(sender)
+    adapted = get_peft_model(copy.deepcopy(sender.model), LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
     plain, sender.model = sender.model, adapted
+    _train_once(adapted, samples, rate=ADAPTER_RATE, seed=0)
     stale, _ = _agreement(sender)
     sender.model = SimpleNamespace(named_parameters=lambda: merged_parameters(adapted))
     sender.send()

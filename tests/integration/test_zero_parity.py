@@ -102,6 +102,14 @@ def trained(request, tmp_path_factory: pytest.TempPathFactory, run_ranks) -> dic
             for level in ("token", "step")
             for cut in CUTS
         ]
+        cases += [
+            {
+                "name": f"sent from ZeRO {stage}",
+                "sends": True,
+                "settings": _settings("static", ["--ds.lora.rank=4", f"--ds.zero_stage={stage}"]),
+            }
+            for stage in (2, 3)
+        ]
         (folder / "cases.json").write_text(json.dumps(cases))
         run_ranks(Path(__file__).with_name("zero_training.py"), ranks, folder)
         results[ranks] = torch.load(folder / "results.pt") | {"policy": folder / "policy"}
@@ -156,6 +164,20 @@ def test_adapters_alone_are_trained_and_come_into_the_plain_weights_of_every_ran
     start = dict(AutoModelForCausalLM.from_pretrained(trained[ranks]["policy"]).named_parameters())
     apart = {name for name, plain in whole["merged"].items() if not torch.equal(plain, start[name].float())}
     assert apart == {name for name in start if "proj" in name}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_engine_gets_what_is_saved_of_a_policy_with_adapters(trained, stage: int, ranks: int) -> None:
+    found = trained[ranks][f"sent from ZeRO {stage}"]
+    start, saved = (
+        dict(AutoModelForCausalLM.from_pretrained(each).named_parameters())
+        for each in (trained[ranks]["policy"], found["saved"])
+    )
+    assert list(found["sent"]) == list(start) and found["resets"] == 1
+    for name, weight in saved.items():
+        assert torch.equal(found["sent"][name], weight), name
+        assert torch.equal(weight, start[name]) == ("proj" not in name), name
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -59,3 +59,5 @@ def test_an_engine_that_is_surer_of_its_tokens_than_the_policy_has_other_weights
     assert _of([0.07, -0.02] * 500).is_stale(None)  # mean 0.025
     assert not _of([0.07, -0.04] * 500).is_stale(None)  # mean 0.015
     assert not _of([0.02, -0.07] * 500).is_stale(None)  # the policy is surer: rounding, or a nucleus
+    assert not _of([0.07, -0.02] * 500).is_stale(None, 0.03)
+    assert _of([0.07, -0.04] * 500).is_stale(None, 0.009)  # less three standard errors it is 0.0098

@@ -77,6 +77,22 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
             {"name": "a", "kind": "length", "budget": 1, "limit": 2, "combine": "mul"},
             "combine mul with kind length: values below 0 would flip the sign of the total; use combine add",
         ),
+        (
+            {
+                "name": "a",
+                "kind": "process",
+                "model": "m",
+                "format": "math_shepherd",
+                "scale": "difference",
+                "combine": "mul",
+            },
+            "combine mul with scale difference: values below 0 would flip the sign of the total",
+        ),
+        (
+            {"name": "a", "kind": "process", "model": "m", "scorer": "implicit", "reference": "r", "combine": "mul"},
+            "combine mul with kind process: values below 0 would flip the sign of the total",
+        ),
+        ({"name": "a", "kind": "bonus", "combine": "mul"}, "combine mul with kind bonus: rows that earn no bonus"),
         ({"name": "a", "kind": "rubric", "model": "m", "weight": -1}, "weights below 0 are for single criteria"),
         ({"name": "a", "kind": "length", "budget": 2, "limit": 2}, "budget 2 must be below limit 2"),
         ({"name": "a", "kind": "length", "budget": 2}, "limit is missing: tokens from which"),

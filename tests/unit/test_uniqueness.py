@@ -65,7 +65,7 @@ def test_groups_without_a_right_row_with_one_and_with_all(
     solutions: list[str | None], share: list[float], inverse: list[float], distinct: list[float]
 ) -> None:
     for form, expected in (("share", share), ("inverse", inverse), ("distinct", distinct)):
-        said = paid(solved(solutions), form=form).terms["rare"]
+        said = paid(solved(solutions), form=form, combine="mul" if form == "distinct" else "add").terms["rare"]
         assert said.tolist() == [pytest.approx(expected)]
 
 
@@ -75,7 +75,7 @@ def test_teachers_and_rows_that_may_not_earn_get_nothing_and_count_for_nobody() 
     assert paid(of, form="inverse").terms["rare"].tolist() == [[0, 0, 0, 1]]
     both = solved(["a", "a", "a", "b"], is_teacher=is_teacher, may_earn=[False, True, False, True])
     assert paid(both).terms["rare"].tolist() == [[0, 0.5, 0, 0.5]]
-    assert paid(solved(["a", None]), form="distinct").said["rare"].tolist() == [[1, 0]]
+    assert paid(solved(["a", None]), form="distinct", combine="mul").said["rare"].tolist() == [[1, 0]]
     multiplied = paid(both, form="distinct", combine="mul")  # three of its own: (3 - 1) / (3 - 1)
     assert multiplied.total.tolist() == [pytest.approx([1, 1, 0.1, 1])]  # a teacher keeps its reward
     larger = solved(["a", "a", "a", "b", None], is_teacher=[True] + [False] * 4, may_earn=[False] + [True] * 4)
@@ -112,10 +112,17 @@ def test_a_right_row_without_a_class_has_failed() -> None:
         ({"weight": -0.5}, "common solutions would be paid more"),
         ({"power": 0}, "above 0 and at most 1"),
         ({"worst": 0.0}, "this source gives 0 to 1"),
+        ({"combine": "mul"}, "combine mul with form share: right rows of value 0 would be paid less than wrong rows"),
+        ({"combine": "mul", "form": "inverse"}, "combine mul with form inverse"),  # 0 for one that may not earn
+        ({"form": "distinct"}, "form distinct is a factor, 0.1 for the commonest class: set combine mul"),
+        ({"form": "distinct", "combine": "mul", "weight": 0.5}, "weight 0.5 with combine mul: it would shrink right"),
     ],
 )
 def test_entries_that_cannot_be_meant_are_refused(entry: dict[str, Any], words: str) -> None:
-    assert words in "\n".join(entry_problems([{"name": "rare", "kind": "uniqueness", **entry}]))
+    (problem,) = entry_problems(
+        [{"name": "rule", "kind": "verifier"}, {"name": "rare", "kind": "uniqueness", **entry}]
+    )
+    assert words in problem
 
 
 def test_the_forms_are_those_of_the_papers_for_random_groups() -> None:

@@ -77,6 +77,18 @@ def test_a_rows_own_reward_is_what_it_loses_a_share_of() -> None:
     ]
 
 
-def test_a_negative_weight_is_refused() -> None:
-    entry = {"name": "rank", "kind": "unlikeliness", "weight": -1}
-    assert "likely solutions would be paid more" in "\n".join(entry_problems([entry]))
+@pytest.mark.parametrize(
+    ("further", "words"),
+    [
+        ({"weight": -1}, "likely solutions would be paid more"),
+        (
+            {"combine": "mul"},
+            "combine mul with kind unlikeliness: its values are 0 or less, so right rows would be paid",
+        ),
+    ],
+)
+def test_entries_that_would_pay_for_the_opposite_are_refused(further: dict[str, Any], words: str) -> None:
+    (problem,) = entry_problems(
+        [{"name": "rule", "kind": "verifier"}, {"name": "rank", "kind": "unlikeliness", **further}]
+    )
+    assert words in problem

@@ -71,8 +71,8 @@ OPENR = Dialect(
         "advantages": "they are standardised over an update, there over each pass of a mini-batch",
         "kl_stop": "an update ends where the KL from its beginning is above 0.02; there such a step of the policy is "
         "left out, and the next one tried",
-        "weights": "all of the policy's are trained; there LoRA of rank 8. The critic is a head on a copy of the "
-        "first policy, there on the policy's own weights",
+        "weights": "all of the policy's are trained; there LoRA of rank 8 (here ds.lora.*, not with a critic). The "
+        "critic is a head on a copy of the first policy, there on the policy's own weights",
     },
     page="openr_flags.md",
     introduction="""# OpenR's flags and ours

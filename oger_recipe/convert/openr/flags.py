@@ -32,7 +32,8 @@ def _refused(name: str, left_out: object, reason: str, instead: str = "leave it 
 
 _MODELS = (
     Flag("--model_name_or_path", UNSET, to("actor.model_name_or_path"), "actor.model_name_or_path",
-         "the policy. There LoRA of rank 8 on q_proj and v_proj in float16, here all weights in bfloat16", kind=str),
+         "the policy. There LoRA of rank 8 on q_proj and v_proj in float16, here all weights in bfloat16. Without a "
+         "critic (GRPO) ds.lora.* trains adapters here, too", kind=str),
     Flag("--prm_model_name_or_path", "", rules.reward_model, SOURCES, "`model` of the source `prm`, which is of kind "
          "process. It is the only reward, there as well: no answer is compared"),
     Flag("--prm_type", "MS", rules.reward_type, SOURCES,

@@ -305,6 +305,11 @@ def greedy_or(value: Any, get: Get) -> Settings:
     return {"eval.temperature": float(temperature) if sampled else 0.0}
 
 
+def target_modules(value: Any, get: Get) -> Settings:
+    """Take one name or a list of them."""
+    return {} if value == "all-linear" else {"ds.lora.target_modules": value if isinstance(value, list) else [value]}
+
+
 def kept(value: Any, get: Get) -> Settings:
     return {"ckpt.max_num": KEEP_ALL if value is None else value}
 

@@ -30,15 +30,17 @@ class TaskSpec:
 
     options: keyword arguments of ``verify`` that settings give ("rule": "math_rule" is oger.math_rule); places:
     keyword arguments with which it looks first where a prompt asks for the answer (one of rules.PLACES); bounded: its
-    time and memory are bounded by the length of the text, so that it needs no process around it and has no limits.
-    For those that need one: warm_up, called once before processes are forked, to import and to fill caches (what it
-    raises is of no matter); time_limit_s and memory_limit_mb of one answer (None: what the run sets for all tasks).
+    time and memory are bounded by the length of the text, so that it needs no process around it and has no limits;
+    names_solutions: right verdicts name the class of their solution (None: nobody knows). For those that need a
+    process: warm_up, called once before processes are forked, to import and to fill caches (what it raises is of no
+    matter); time_limit_s and memory_limit_mb of one answer (None: what the run sets for all tasks).
     """
 
     verify: Verifier
     options: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     bounded: bool = False
+    names_solutions: bool | None = None
     warm_up: Callable[[], object] | None = None
     time_limit_s: float | None = None
     memory_limit_mb: int | None = None
@@ -68,6 +70,7 @@ VERIFIERS: dict[str, TaskSpec] = {
             "boxed": {"extract": ["boxed", "answer_tag", "anywhere"]},
             "answer_tag": {"extract": ["answer_tag", "boxed", "anywhere"]},
         },
+        names_solutions=False,
         warm_up=_lazy("math_answer:warm_up"),
     ),
     "gsm8k": TaskSpec(
@@ -75,15 +78,17 @@ VERIFIERS: dict[str, TaskSpec] = {
         options={"answer_format": "gsm8k_answer_format", "strict_oat": "gsm8k_strict_oat"},
         places={"boxed": {"answer_format": "boxed"}, "answer_tag": {"answer_format": "answer_tag"}},
         bounded=True,
+        names_solutions=False,
     ),
     "countdown": TaskSpec(
         _lazy("countdown:verify_countdown"),
         options={"strict_oat": "countdown_strict_oat"},
         places={"boxed": {"answer_in": "boxed"}},
         bounded=True,
+        names_solutions=True,
     ),
-    "choice": TaskSpec(_lazy("choice:verify_choice"), bounded=True),
-    "json": TaskSpec(_lazy("json_answer:verify_json"), bounded=True),
+    "choice": TaskSpec(_lazy("choice:verify_choice"), bounded=True, names_solutions=False),
+    "json": TaskSpec(_lazy("json_answer:verify_json"), bounded=True, names_solutions=False),
 }
 
 

@@ -99,7 +99,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             self.likelihoods = AnswerLikelihoods(self._policy_likelihoods(), self.tokenizer)
         self.engines.start()
         self.engine_guard = EngineGuard(
-            guards.max_logprob_difference, top_p=rollout.top_p, top_k=settings.rollouts.top_k
+            guards.max_logprob_difference, guards.max_engine_kl, top_p=rollout.top_p, top_k=settings.rollouts.top_k
         )
         given = self.args.algo.advantage
         self.correction = EngineCorrection.named(

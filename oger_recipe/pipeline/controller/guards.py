@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from oger_recipe.algorithm.engine_agreement import HIGHEST_KL, Agreement
+from oger_recipe.algorithm.engine_agreement import Agreement
 from oger_recipe.base.errors import SourceFailed, cut
 from oger_recipe.base.files import append_json
 from oger_recipe.embedding.similarity import Similarity
@@ -110,9 +110,9 @@ def say_no_advantage(experiences: Sequence[Experience], dropped: torch.Tensor, s
 class EngineGuard:
     """Compares engine and policy on the rollouts of every step."""
 
-    def __init__(self, limit: float | None, *, top_p: float, top_k: int) -> None:
+    def __init__(self, limit: float | None, highest_kl: float, *, top_p: float, top_k: int) -> None:
         self.limit = limit  # of the difference; None: known after the first step
-        self._top_p, self._top_k = top_p, top_k
+        self._highest_kl, self._top_p, self._top_k = highest_kl, top_p, top_k
 
     def resume(self, limit: float | None) -> None:
         """Continue with the limit that a checkpoint's run had learnt, where the user has set none.
@@ -141,14 +141,15 @@ class EngineGuard:
                 )
             return {}
         agreement = Agreement.of(delta, top_p=self._top_p, top_k=self._top_k)
-        stale = agreement.is_stale(self.limit)
+        stale = agreement.is_stale(self.limit, self._highest_kl)
         if self.limit is None:
             self.limit = agreement.limit()
         if stale:
             raise RuntimeError(
                 f"step {step}: the engine's log-probabilities differ from the policy's by "
                 f"{agreement.difference:.4f} per token on average (limit: {self.limit:.4f}; "
-                f"oger.max_logprob_difference sets another) and are {agreement.kl:.4f} higher (limit: {HIGHEST_KL}): "
+                f"oger.max_logprob_difference sets another) and are {agreement.kl:.4f} higher "
+                f"(limit: {self._highest_kl}; oger.max_engine_kl sets another): "
                 "the weights that vLLM samples from are not those that are trained"
             )
         return {

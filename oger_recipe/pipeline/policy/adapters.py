@@ -20,6 +20,7 @@ from torch import Tensor, nn
 _PREFIX, _OF_BASE = "base_model.model.", ".base_layer."
 ALL_LINEAR = "all-linear"  # of ds.lora.target_modules
 ADAPTER = "adapter"  # the folder of it beside the saved model
+AT_A_TIME = 2**30  # bytes of parameters that are sent at a time
 
 
 def merged_parameters(model: PeftModel) -> Iterator[tuple[str, nn.Parameter]]:
@@ -51,18 +52,32 @@ def _merged(layer: Any) -> nn.Parameter:
 
 
 def send_merged(send: Callable[[], None], trainer: Any) -> None:
-    """Call OpenRLHF's ``broadcast_to_vllm`` of a policy trainer for each parameter of the plain model.
+    """Call OpenRLHF's ``broadcast_to_vllm`` of a policy trainer for the parameters of the plain model.
 
-    One at a time, so that at most one copy takes memory.
+    Some at a time, so that the copies take little memory; each call empties caches, so that they are not one each.
     """
     actor = trainer.actor
     try:
-        for named in merged_parameters(actor.model.module):
-            module = SimpleNamespace(named_parameters=lambda named=named: [named])
+        for some in _cut(merged_parameters(actor.model.module), AT_A_TIME):
+            module = SimpleNamespace(named_parameters=lambda some=some: some)
             trainer.actor = SimpleNamespace(model=SimpleNamespace(module=module))
             send()
+            some.clear()  # before the next are made
     finally:
         trainer.actor = actor
+
+
+def _cut(named: Iterable[tuple[str, nn.Parameter]], size: int) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    """Yield lists of parameters that end with the first that makes them ``size`` bytes or more."""
+    some, held = [], 0
+    for name, parameter in named:
+        some.append((name, parameter))
+        held += parameter.nbytes
+        if held >= size:
+            yield some
+            some, held = [], 0
+    if some:
+        yield some
 
 
 def save_merged(model: PeftModel, tokenizer: Any, folder: str, *, writes: bool) -> None:

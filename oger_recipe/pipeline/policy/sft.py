@@ -1,6 +1,6 @@
 """``python -m oger_recipe.pipeline.policy.sft FLAGS``: openrlhf.cli.train_sft on teacher trajectories (run/sft.py).
 
-They are learnt token by token as they are in a rollout.
+They are learnt token by token as they are in a rollout. A policy with adapters is saved as a whole model, too.
 """
 
 import runpy
@@ -8,6 +8,10 @@ import sys
 
 import openrlhf.datasets
 import torch
+from openrlhf.utils import deepspeed
+from peft import PeftModel
+
+from oger_recipe.pipeline.policy.adapters import save_merged
 
 
 class TeacherDataset(openrlhf.datasets.SFTDataset):
@@ -32,8 +36,20 @@ class TeacherDataset(openrlhf.datasets.SFTDataset):
         return tokens, torch.ones_like(tokens), loss_mask
 
 
+class WholeModels(deepspeed.DeepspeedStrategy):
+    """OpenRLHF's strategy, which would save the adapter alone where there is one."""
+
+    def save_model(self, model, tokenizer, output_dir, **settings) -> None:
+        plain = model.model.module
+        if isinstance(plain, PeftModel):
+            save_merged(plain, tokenizer, output_dir, writes=self.is_rank_0())
+        else:
+            super().save_model(model, tokenizer, output_dir, **settings)
+
+
 def main() -> None:
-    openrlhf.datasets.SFTDataset = TeacherDataset  # train_sft takes it from there by name
+    openrlhf.datasets.SFTDataset = TeacherDataset  # train_sft takes both from there by name
+    deepspeed.DeepspeedStrategy = WholeModels
     sys.argv[0] = "openrlhf.cli.train_sft"
     runpy.run_module("openrlhf.cli.train_sft", run_name="__main__", alter_sys=True)
 

@@ -19,9 +19,11 @@ class BonusKeys(Keys):
     once: ClassVar[bool] = True
     reads_rows: ClassVar[bool] = False
     is_bonus: ClassVar[bool] = True
+    if_multiplied: ClassVar[str] = "rows that earn no bonus, as teachers' do, would lose their whole reward"
 
     @classmethod
     def refusals(cls, entry: Mapping[str, Any]) -> Iterator[str]:
+        yield from super().refusals(entry)
         if "weight" in entry:
             of_run = "the weight of the bonus is oger.bonus_weight, with its schedule; leave weight out"
             yield f"weight {entry['weight']!r}: {of_run}"

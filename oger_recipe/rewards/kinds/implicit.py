@@ -27,7 +27,7 @@ from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.kinds.process import ProcessSource
 from oger_recipe.rewards.place import Likelihoods, Reply, StepPrompt
 from oger_recipe.rewards.sources import Group, Scores, Source
-from oger_recipe.rewards.spec import SourceSpec, Surroundings
+from oger_recipe.rewards.spec import FLIPS, SourceSpec, Surroundings
 
 UPDATES = ("before", "after")
 _OPTIMIZER = "optimizer.pt"
@@ -40,6 +40,7 @@ class ImplicitKeys(StepKeys):
     verified outcomes."""
 
     gives_rewards: ClassVar[bool] = True
+    if_multiplied: ClassVar[str] = FLIPS
 
     reference: str | None = key(
         None,

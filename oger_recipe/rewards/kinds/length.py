@@ -12,7 +12,7 @@ from torch import Tensor
 from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE
 from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.sources import Group, Scores, of_rows
-from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings
+from oger_recipe.rewards.spec import FLIPS, Keys, SourceSpec, Surroundings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,7 @@ class LengthKeys(Keys):
     reads_rows: ClassVar[bool] = False
     is_length: ClassVar[bool] = True
     if_below: ClassVar[str] = "its values are 0 or less, so long answers would be rewarded"
+    if_multiplied: ClassVar[str] = FLIPS
 
     budget: int = key(
         help="tokens of a response without penalty, including the end-of-sequence token", range=COUNT_OR_NONE

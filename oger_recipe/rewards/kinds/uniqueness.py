@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings
 
 # What makes rollouts alike -> the field of the verdict that names it.
 _CLASSES = {"solution": "solution", "answer": "extracted"}
+_FACTOR = "distinct"  # the form that is above 0 for every right row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +38,27 @@ class UniquenessKeys(Keys):
     )
     power: float = key(1.0, "power of the form inverse; 0.5: as UCB counts", range=PART)
 
+    @classmethod
+    def refusals(cls, entry: Mapping[str, Any]) -> Iterator[str]:
+        yield from super().refusals(entry)
+        form, multiplies, weight = entry.get("form", cls.form), entry.get("combine") == "mul", entry.get("weight", 1)
+        if form == _FACTOR and not multiplies:
+            yield f"form {form} is a factor, 0.1 for the commonest class: set combine mul, or choose another form"
+        if multiplies and form == _FACTOR and isinstance(weight, int | float) and 0 <= weight < 1:
+            yield f"weight {weight} with combine mul: it would shrink right rows' rewards alone; leave it out"
+        if multiplies and form in [*UNIQUENESS] and form != _FACTOR:
+            yield (
+                f"combine mul with form {form}: right rows of value 0 would be paid less than wrong rows, which keep "
+                f"their reward; use combine add, or form {_FACTOR}"
+            )
+
     @property
     def bounds(self) -> tuple[float, float]:
         return UNIQUENESS[self.form].least, 1.0
+
+    @property
+    def counts_solutions(self) -> bool:
+        return self.by == "solution"
 
     def combined(self) -> Iterator[str]:
         if self.power != 1 and self.form != "inverse":

@@ -20,6 +20,7 @@ _UNKNOWN = "the policy's log-probability of this response is not known"
 class UnlikelinessKeys(Keys):
     reads_rows: ClassVar[bool] = False
     if_below: ClassVar[str] = "likely solutions would be paid more than unlikely ones"
+    if_multiplied: ClassVar[str] = "its values are 0 or less, so right rows would be paid less than wrong ones"
 
     def source(self, spec: SourceSpec, surroundings: Surroundings) -> Unlikeliness:
         return Unlikeliness()
