@@ -150,7 +150,9 @@ def test_the_stage_trains_adapters_where_the_run_does(
 
 
 @pytest.mark.parametrize("adapted", [True, False])
-def test_the_stage_saves_a_whole_model(policy_folder: Path, tmp_path: Path, monkeypatch, adapted: bool) -> None:
+def test_the_stage_saves_a_whole_model(
+    policy_folder: Path, tmp_path: Path, monkeypatch, nested, adapted: bool
+) -> None:
     monkeypatch.setattr(adapters, "torch_dist_barrier_and_cuda_sync", lambda: None)  # one process
     base: Any = WholeModels.__base__
     monkeypatch.setattr(base, "save_model", lambda self, model, tokenizer, folder: Path(folder).write_text("theirs"))
@@ -160,7 +162,7 @@ def test_the_stage_saves_a_whole_model(policy_folder: Path, tmp_path: Path, monk
         policy = get_peft_model(policy, LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj"]))
         for name, weight in policy.named_parameters():
             torch.nn.init.normal_(weight, std=0.1) if ".lora_" in name else None
-    strategy = object.__new__(WholeModels)
+    strategy = WholeModels(args=nested())
     monkeypatch.setattr(base, "is_rank_0", lambda self: True)
     actor = SimpleNamespace(model=SimpleNamespace(module=policy))
     strategy.save_model(actor, AutoTokenizer.from_pretrained(policy_folder), str(tmp_path / "model"))
