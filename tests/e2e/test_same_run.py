@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hang import HANG_S
-from runs import SMALL, differences, lines, train, typed
+from runs import SCHEDULE, SMALL, differences, lines, train, typed
 
 STEPS = 3
 LEARNS = [
@@ -19,7 +19,6 @@ LEARNS = [
     {"name": "explore", "kind": "bonus"},
     {"name": "prime", "kind": "process", "scorer": "implicit", "learning_rate": 0.001, "normalize": "running"},
 ]
-SCHEDULE = ["--actor.lr_scheduler", "cosine_with_min_lr"]
 ADAPTIVE_KL = ["--algo.kl.init_coef", "0.01", "--algo.kl.target", "0.001", "--algo.kl.horizon", "1000"]
 DYNAMIC = ["--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "2048"]
 RANKS = ["--actor.num_gpus_per_node", "2", "--critic.num_gpus_per_node", "2", "--ref.num_gpus_per_node", "2"]
@@ -41,12 +40,15 @@ SHAPES = {
 }
 
 
-# The first one in .ci/run.
+LONG = ("adapters", "the same prompts each step, earlier solutions that enter, grades by a policy that sees teachers")
+
+
+# .ci/run has all but the long ones.
 @pytest.mark.parametrize(
     ("recipe", "flags"),
     [
-        pytest.param(*shape, id=name, marks=pytest.mark.long if number else pytest.mark.full)
-        for number, (name, shape) in enumerate(SHAPES.items())
+        pytest.param(*shape, id=name, marks=pytest.mark.long if name in LONG else pytest.mark.full)
+        for name, shape in SHAPES.items()
     ],
 )
 def test_a_run_that_is_stopped_and_resumed_is_the_run_that_is_not(
