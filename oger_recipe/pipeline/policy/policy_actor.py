@@ -1,6 +1,7 @@
 """OpenRLHF's actors of models: the policy's gives entropies from the forward pass that gives log-probabilities."""
 
 from pathlib import Path
+from typing import Any
 
 import ray
 import torch
@@ -46,11 +47,14 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
     def _grade_with(self, settings: GradeSettings, pretrain: str) -> None:
         """Load the weights that grade where they are not the policy's own, and keep their average up to date."""
         self.average: Average | None = None
-        self.grader = initial_policy(self.strategy, pretrain) if settings.grader in OWN_WEIGHTS else None
+        self.grader: Any = None
+        if settings.grader not in OWN_WEIGHTS:
+            return
+        self.grader = initial_policy(self.strategy, pretrain)
         if settings.grader != AVERAGE:
             return
-        models = (each.model.module.parameters() for each in (self.actor, self.grader))
-        self.average = Average(*models, settings.grade_average_rate)
+        policy, grader = self.actor.model.module, self.grader.model.module
+        self.average = Average(policy.parameters(), grader.parameters(), settings.grade_average_rate)
         ckpt = self.strategy.args.ckpt
         latest = Path(ckpt.path) / "_actor" / "latest"
         if ckpt.load_enable and latest.exists():  # which OpenRLHF has loaded
