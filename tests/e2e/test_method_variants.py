@@ -153,3 +153,62 @@ def test_the_initial_policy_grades_as_the_policy_of_the_step_does_while_they_are
     assert [row["grade"] for row in initial[0]] == [row["grade"] for row in own[0]]
     moved = [abs(one["grade"] - other["grade"]) for one, other in zip(initial[1], own[1], strict=True)]
     assert min(moved) > 0
+
+
+def _shares_of_prefixes(run_dir: Path, step: int) -> dict[str, list[float]]:
+    """Of each prompt the share of a teacher's text with which each rollout begins, 0 where it begins by itself."""
+    teachers = {row["uid"]: [each["text"] for each in row["teachers"]] for row in dataset(run_dir)}
+    shares: dict[str, list[float]] = {}
+    for row in samples(run_dir, step):
+        begun = row.get("off_policy_characters", 0)
+        whole = [text for text in teachers[row["uid"]] if text.startswith(row["text"][:begun])]
+        assert whole and row["off_policy"] is (begun > 0)
+        shares.setdefault(row["uid"], []).append(begun / len(whole[0]))
+    return shares
+
+
+def test_prefix_rfts_twin_begins_one_rollout_of_each_group_with_a_falling_share(tmp_path: Path, cache: Path):
+    """0.05 + 0.45 (1 + cos(pi t / T)) of T = 4: 0.82 and 0.5. A token may be several characters."""
+    done = train(tmp_path, cache, *SMALL, "--oger.prefix_steps", "4", recipe="prefix_rft_cpu")
+    assert done.returncode == 0, done.stderr
+    steps = lines(tmp_path / "metrics.jsonl")
+    for step, share in ((1, 0.818), (2, 0.5)):
+        shares = _shares_of_prefixes(tmp_path, step)
+        assert len(shares) == 16 and all(len(of_group) == 8 for of_group in shares.values())
+        assert all(sum(each > 0 for each in of_group) == 1 for of_group in shares.values())
+        assert all(max(of_group) == pytest.approx(share, abs=0.15) for of_group in shares.values())
+        assert steps[step - 1]["oger/off_on_ratio"] == pytest.approx(1 / 7)
+        assert 0 < steps[step - 1]["off_policy_token_share"] < 1 / 8
+
+
+def test_ufts_twin_begins_all_rollouts_with_fifths_of_a_solution_and_learns_them_supervised(
+    tmp_path: Path, cache: Path
+):
+    """k ~ Bin(5, p) fifths for the whole group, p 0.5 at the first of two steps and 0.05 at the second."""
+    done = train(tmp_path, cache, *SMALL, "--oger.prefix_steps", "2", recipe="uft_cpu")
+    assert done.returncode == 0, done.stderr
+    means = []
+    for step in (1, 2):
+        shares = _shares_of_prefixes(tmp_path, step)
+        assert len(shares) == 16 and all(len(of_group) == 4 for of_group in shares.values())
+        for of_group in shares.values():  # of one k, though of different teachers
+            assert max(of_group) - min(of_group) < 0.3 and (min(of_group) > 0) == (max(of_group) > 0)
+        means.append(sum(map(sum, shares.values())) / 64)
+    assert 0.35 < means[0] < 0.65 and means[1] < 0.2
+    assert lines(tmp_path / "metrics.jsonl")[0]["off_policy_loss"] > 0  # -log p
+
+
+def test_questas_twin_shows_half_of_a_solution_in_the_prompt_and_trains_rollouts_alone(tmp_path: Path, cache: Path):
+    sizes = ["--rollout.n_samples_per_prompt", "4", "--train.batch_size", "64"]
+    done = train(tmp_path, cache, *SMALL, *sizes, recipe="questa_cpu")
+    assert done.returncode == 0, done.stderr
+    teachers = {row["uid"]: [each["text"] for each in row["teachers"]] for row in dataset(tmp_path)}
+    for step in (1, 2):
+        rows = samples(tmp_path, step)
+        assert len(rows) == 16 * 4 and len({(row["uid"], row["prompt"]) for row in rows}) == 16
+        for row in rows:
+            hint = row["prompt"].partition("## Hint. ")[2].partition("<|im_end|>")[0].rstrip()
+            shown = next(text for text in teachers[row["uid"]] if text.startswith(hint))
+            assert len(hint) / len(shown) == pytest.approx(0.5, abs=0.15) and not row["off_policy"]
+    for metrics in lines(tmp_path / "metrics.jsonl"):
+        assert metrics["oger/hint_share"] == 0.5 and metrics["off_policy_token_share"] == 0
