@@ -19,6 +19,24 @@ from oger_recipe.patches.guard import require_source
 SOURCE_SHA256 = "5e4ae7b3a73720833b69a0c76e59d3634b82f2ddf27fce16c355a4aeb12c52f3"
 
 
+_held: dict[int, socket.socket] = {}  # by port, until a store of this process takes it
+
+
+def held_port(address: str) -> int:
+    """Choose a free port of ``address`` that nobody else can take before a store of this process listens on it.
+
+    Raises OSError for an address that no interface has.
+    """
+    server = _listening(address, 0)
+    port: int = server.getsockname()[1]
+    _held[port] = server
+    return port
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+
+
 def store(host_name: str, port: int, world_size: int, is_master: bool, **options: Any) -> torch.distributed.TCPStore:
     """Make a TCPStore whose server, if this process is to have it, listens on ``host_name`` alone.
 
@@ -26,9 +44,9 @@ def store(host_name: str, port: int, world_size: int, is_master: bool, **options
     Upstream also finds a server that this process has on the port already, as a worker of vLLM's Ray executor has.
     """
     if is_master:
-        family = socket.AF_INET6 if ":" in host_name else socket.AF_INET
         try:
-            options["master_listen_fd"] = socket.create_server((host_name, port), family=family).detach()
+            server = _held.pop(port, None) or _listening(host_name, port)
+            options["master_listen_fd"] = server.detach()
         except OSError as error:
             may_be_ours = error.errno == errno.EADDRINUSE and options.get("multi_tenant")
             if error.errno != errno.EADDRNOTAVAIL and not may_be_ours:

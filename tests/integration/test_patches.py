@@ -158,6 +158,25 @@ def process_whose_port_is_taken() -> dict[str, str]:
         return {"own": own, "other": _outcome(lambda: _sum_over_a_group(other.getsockname()[1]))}
 
 
+def process_with_a_held_port() -> dict[str, Any]:
+    """Whether another socket gets the port that an actor of the policy has chosen, until its group listens there."""
+    from oger_recipe.pipeline.policy import HoldsPort  # applies the patches
+
+    launcher = importlib.import_module("openrlhf.trainer.ray.launcher")
+
+    class Actor(HoldsPort, launcher.BaseDistributedActor):  # type: ignore[misc, name-defined]
+        pass
+
+    facts: dict[str, Any] = {}
+    for actor in (launcher.BaseDistributedActor, Actor):
+        port = actor(1, 0, "127.0.0.1", None).get_master_addr_port()[1]
+        facts[actor.__name__] = _outcome(lambda port=port: socket.create_server(("127.0.0.1", port)).close())
+    return facts | {
+        "group": _outcome(lambda: _sum_over_a_group(port)),
+        "again": _outcome(lambda: _sum_over_a_group(port)),
+    }
+
+
 def _sum_over_a_group(port: int) -> float:
     import torch.distributed as dist
 
@@ -631,6 +650,12 @@ def test_a_group_takes_the_store_that_its_process_has_on_the_port_and_no_other_s
     facts = _facts(_start(process_whose_port_is_taken, forks=forks))
     assert facts["own"] == "3.0"
     assert facts["other"].startswith("DistNetworkError") and "EADDRINUSE" in facts["other"]
+
+
+def test_the_port_that_an_actor_has_chosen_is_its_groups():
+    facts = _facts(_start(process_with_a_held_port))
+    assert facts["BaseDistributedActor"] == "None" and facts["Actor"].startswith("OSError: [Errno 98]")
+    assert facts["group"] == facts["again"] == "3.0"
 
 
 def test_a_store_for_an_address_that_no_interface_has_listens_as_upstream(monkeypatch):

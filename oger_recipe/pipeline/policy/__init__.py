@@ -8,3 +8,21 @@ from oger_recipe.pipeline import give_way_to_engine
 
 give_way_to_engine()
 apply_model_patches()
+
+
+class HoldsPort:
+    """An actor that keeps the port of its process group from when it has chosen it.
+
+    Upstream gives it back until the group's store listens there, seconds later, and meanwhile it may be another's.
+    """
+
+    _master_addr: str
+
+    def _get_free_port(self) -> int:
+        from oger_recipe.patches import torch_store_address
+
+        try:
+            return torch_store_address.held_port(self._master_addr)
+        except OSError:  # an address that no interface has, of a NAT, say: the store listens everywhere
+            port: int = super()._get_free_port()  # type: ignore[misc]
+            return port

@@ -10,6 +10,7 @@ from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.step_tensors import first_tokens
 from oger_recipe.algorithm.value import clipped_huber_loss, clipped_tokens, explained_variance, value_sums
 from oger_recipe.pipeline import undecorated
+from oger_recipe.pipeline.policy import HoldsPort
 from oger_recipe.pipeline.policy.updates import UpdateHealth, accumulate_until_last, seed_from_step, sum_together
 from oger_recipe.pipeline.policy.value_head import value_heads
 from oger_recipe.run_folder.checkpoints import place
@@ -94,7 +95,7 @@ class OgerCriticPPOTrainer(ppo_critic.CriticPPOTrainer):
 ppo_critic.CriticPPOTrainer = OgerCriticPPOTrainer
 
 
-class OgerCriticModelActor(undecorated(ppo_critic.CriticModelActor)):  # type: ignore[misc]
+class OgerCriticModelActor(HoldsPort, undecorated(ppo_critic.CriticModelActor)):  # type: ignore[misc]
     """Has the recipe's value head, and saves as the policy does; the worker imports this module first."""
 
     def init_model_from_pretrained(self, strategy, *args, **kwargs):

@@ -10,6 +10,7 @@ from ray.util.placement_group import PlacementGroup
 
 from oger_recipe.algorithm.token_stats import response_entropy
 from oger_recipe.pipeline import undecorated
+from oger_recipe.pipeline.policy import HoldsPort
 from oger_recipe.pipeline.policy.adapters import ALL_LINEAR, save_merged
 from oger_recipe.pipeline.policy.chunked_actor import ChunkedActor
 from oger_recipe.pipeline.policy.grader import Average, initial_policy
@@ -24,7 +25,7 @@ from oger_recipe.settings.loss import LossSettings
 ppo_actor.ActorPPOTrainer = OgerActorPPOTrainer
 
 
-class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ignore[misc]
+class OgerPolicyModelActor(HoldsPort, undecorated(ppo_actor.PolicyModelActor)):  # type: ignore[misc]
     """OpenRLHF's policy actor whose forward pass also returns the entropies that weigh the bonus."""
 
     def placement_group(self) -> PlacementGroup | None:
@@ -120,9 +121,9 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
         return log_probs.float().cpu(), torch.stack(entropies).float().cpu()
 
 
-class OgerReferenceModelActor(undecorated(launcher.ReferenceModelActor)):  # type: ignore[misc]
+class OgerReferenceModelActor(HoldsPort, undecorated(launcher.ReferenceModelActor)):  # type: ignore[misc]
     """Unchanged: exists so that the worker applies the machine's patches first, by importing this package."""
 
 
-class OgerRewardModelActor(undecorated(launcher.RewardModelActor)):  # type: ignore[misc]
+class OgerRewardModelActor(HoldsPort, undecorated(launcher.RewardModelActor)):  # type: ignore[misc]
     """Unchanged, for the same reason."""
