@@ -136,7 +136,7 @@ def test_the_files_coefficient_is_the_published_one() -> None:
     assert ours(asked, WHOLE)[0] == pytest.approx(reference(asked, 1.0, 0.0)[0], rel=1e-6, abs=1e-8)
 
 
-def test_a_question_weighs_the_same_however_many_others_are_unsolved() -> None:
+def test_the_weight_of_a_question_is_the_same_however_many_others_are_unsolved() -> None:
     """The last question is solved in all of them, the first in none: their gradients are the same numbers."""
     of_steps = [ours(questions(unsolved), WHOLE)[1] for unsolved in range(1, QUESTIONS)]
     for other in of_steps[1:]:
