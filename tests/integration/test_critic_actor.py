@@ -28,7 +28,7 @@ KINDS = {
 }
 HEAD = ["--oger.critic.hidden_sizes", "24", "12"]
 CLIP = 0.05  # of values that start around 0 and whose old ones are within 0.3 of it
-STEPS = {"learnt": 8, "frozen": 2}  # of the critic that learns, and of one that does not
+STEPS = {"learnt": 16, "frozen": 2}  # of the critic that learns, and of one that does not
 GOOD, BAD = 5, 6  # first response tokens that end well and badly
 
 

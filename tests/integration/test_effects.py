@@ -100,6 +100,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({}, {"reward.max_error_rate": 0.1}, JUDGED),
     (OFF | NO_TEACHERS | SIMILAR, {"max_embedding_error_rate": 0.5}, {}),
     ({}, {"grade_model": ({"model": "b/c"},)}, {"grader": "model"}),
+    ({}, {"grade_average_rate": 0.5}, {"grader": "average"}),
     *(
         ({}, {name: value}, {"grader": grader})
         for grader in ("self", "model")

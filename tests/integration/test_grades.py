@@ -435,7 +435,7 @@ def test_a_policy_that_is_shown_what_it_sees_anyway_gives_itself_no_grade(
     before, after = PROMPT[:1], PROMPT[2:]
     maker = controller(*flags, teachers={"u": demonstrations(letters, PROMPT[1])}, shown={"u": (before, after)})
     maker.actor_model_group = maker.grader._place._group = actors()
-    maker.engine_guard = SimpleNamespace(compare=lambda *_: {})  # its engine says -0.5 of every token
+    maker.engine_guard = SimpleNamespace(compare=lambda *_, **__: {})  # its engine says -0.5 of every token
     maker.make_experience_batch([rollout(*each) for each in TEXTS.items()])
     (difference,) = maker.current.differences
     mask = difference.isfinite()
@@ -533,7 +533,7 @@ def test_the_likeliest_answer_is_that_of_direct_forward_passes(
     flags = ["--oger.max_replace_num", "3", f"--rollout.micro_batch_size={micro_batch}"]
     maker = controller(*LIKELIEST, *flags, teachers={"u": demonstrations(letters, *means)})
     maker.actor_model_group = maker.likelihoods._place._group = actors()
-    maker.engine_guard = SimpleNamespace(compare=lambda *_: {})  # its engine says -0.5 of every token
+    maker.engine_guard = SimpleNamespace(compare=lambda *_, **__: {})  # its engine says -0.5 of every token
     maker.make_experience_batch([rollout(*each) for each in WRONG.items()])
     assert maker.current.metrics["oger/answer_likelihood"] == pytest.approx(sum(means.values()) / 4, rel=1e-5)
     likeliest = sorted(means, key=means.__getitem__, reverse=True)[:3]
