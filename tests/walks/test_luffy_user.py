@@ -162,7 +162,8 @@ def test_every_shipped_recipe_passes_its_dry_run_with_a_model_of_ones_own(
     program = (
         "import sys\nfrom oger_recipe.cli.train import main\nfrom oger_recipe.settings.shipped import shipped\n"
         "ELSEWHERE = ('grm_multi_rm.yaml', 'grm_multi_rm_multinode.yaml', 'distillation_cpu.yaml')\n"
-        "TASK = ('countdown', 'grm_multi_rm_cpu', 'judge_server_cpu', 'classifier_cpu')  # judges know its answers\n"
+        "# Judges know its answers, and its verifier the classes of solutions.\n"
+        "TASK = ('countdown', 'uniqueness', 'grm_multi_rm_cpu', 'judge_server_cpu', 'classifier_cpu')\n"
         "for name in shipped():\n    print('==', name, flush=True)\n"
         "    if name in ELSEWHERE:\n        continue\n"
         "    own = [] if name.startswith(TASK) else sys.argv[1:]\n"
