@@ -58,6 +58,10 @@ def apply_model_patches() -> None:
     apply_training_patches()
     from oger_recipe.patches import deepspeed_fused_overflow, deepspeed_zero3_overflow
 
+    if is_without_cuda():
+        from oger_recipe.patches import torch_cpu_products
+
+        torch_cpu_products.apply()
     deepspeed_fused_overflow.apply()
     deepspeed_zero3_overflow.apply()
 
@@ -93,7 +97,8 @@ def apply_engine_patches() -> None:
     torch_store_address.apply()
     if not is_without_cuda():
         return
-    from oger_recipe.patches import vllm_linear_weights, weight_sync_gloo
+    from oger_recipe.patches import torch_cpu_products, vllm_linear_weights, weight_sync_gloo
 
+    torch_cpu_products.apply()
     vllm_linear_weights.apply()
     weight_sync_gloo.apply()
