@@ -19,6 +19,10 @@ from oger_recipe.base.arithmetic import matmul_dtype
 
 _aten: Any = torch.ops.aten  # `.out` is not replaced: it computes what is not bfloat16, too
 
+# Few rows of a thread are summed in another order (MKL: up to six), and an engine's answer to a prompt would depend on
+# how many others it answers at the time.
+_ROWS_OF_A_THREAD = 16
+
 
 def mm(left: Tensor, right: Tensor) -> Tensor:
     return _in_float32(_aten.mm.out, left, right)
@@ -33,17 +37,21 @@ def addmm(added: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha:
 
 
 def _in_float32(product: Callable[..., Tensor], *matrices: Tensor, **scales: float) -> Tensor:
-    *_, left, right = matrices
+    *added, left, right = matrices
     shape = (*left.shape[:-1], right.shape[-1])
     if left.dtype != torch.bfloat16 or right.dtype != torch.bfloat16:
         return product(*matrices, **scales, out=left.new_empty(shape))
-    found = left.new_empty(shape, dtype=torch.float32)
-    return product(*(each.float() for each in matrices), **scales, out=found).bfloat16()
+    added = [each.float().expand(shape) for each in added]
+    left, more = left.float(), max(_ROWS_OF_A_THREAD * torch.get_num_threads() - shape[-2], 0)
+    if more and left.ndim == 2:
+        *added, left = (torch.nn.functional.pad(each, (0, 0, 0, more)) for each in (*added, left))
+    found = left.new_empty(*left.shape[:-1], shape[-1])
+    return product(*added, left, right.float(), **scales, out=found)[: shape[0]].bfloat16()
 
 
 @functools.cache
 def apply() -> torch.library.Library | None:
-    """Replace the products of this process for as long as the result lives; None where hardware multiplies bfloat16."""
+    """Replace them in this process while the result lives, unless its CPU multiplies bfloat16."""
     if matmul_dtype() == torch.bfloat16:
         return None
     replaced = torch.library.Library("aten", "IMPL")

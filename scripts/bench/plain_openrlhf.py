@@ -4,6 +4,7 @@
 folder the environment's PREPARED_DATA names.
 """
 
+from oger_recipe.base.cpu import is_without_cuda
 from oger_recipe.base.imports import without_garbage_collection
 from oger_recipe.patches import apply_training_patches
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 import ray
+import torch
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ray import ppo_actor, vllm_engine
 
@@ -46,11 +48,12 @@ class PlainPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: i
 
 
 class PlainRolloutActor(undecorated(vllm_engine.RolloutRayActor)):  # type: ignore[misc]
-    """The engine as the recipe starts it on a CPU, without what the recipe asks of it."""
+    """OpenRLHF's on GPUs; on a CPU the engine as the recipe starts it, without what the recipe asks of it."""
 
     async def __init__(self, *args, **kwargs) -> None:
-        kwargs["worker_extension_cls"] = "oger_recipe.pipeline.engine.engine_worker.CpuWorkerWrap"
-        kwargs.update(enable_chunked_prefill=False, max_num_batched_tokens=max(kwargs["max_model_len"], 4096))
+        if is_without_cuda():
+            kwargs["worker_extension_cls"] = "oger_recipe.pipeline.engine.engine_worker.CpuWorkerWrap"
+            kwargs.update(enable_chunked_prefill=False, max_num_batched_tokens=max(kwargs["max_model_len"], 4096))
         await super().__init__(*args, **kwargs)
 
 
@@ -78,7 +81,9 @@ def main() -> None:
     outputs = ["--oger.run_dir", str(run_dir), "--ckpt.path", str(run_dir / "checkpoints")]
     outputs += ["--ckpt.output_dir", str(run_dir / "model"), "--logger.tensorboard_dir", str(run_dir / "tensorboard")]
     grading = GradingSettings().to_json()
-    settings = {"cpu": True, "logical_gpus": 2, "verbose": False, "environment": {"OGER_GRADING": grading}}
+    cpu = is_without_cuda()
+    gpus = 2 if cpu else torch.cuda.device_count()
+    settings = {"cpu": cpu, "logical_gpus": gpus, "verbose": False, "environment": {"OGER_GRADING": grading}}
     with locked(run_dir) as lock:
         launch([*flags, *data, *outputs], run_dir, held=(lock,), **settings)
 

@@ -2,8 +2,9 @@
 
 Sides: plain OpenRLHF (its own trainer, maker, policy and loss on the recipe's machine patches), the recipe with
 teachers in the groups but no encoder, and the whole recipe with MiniLM. The sides take turns; the learning rate is
-nearly zero, so that all sample from the same policy. CPU only. ``--size default`` is the default job's; ``--size
-100M`` is a policy of about 100 M random parameters on 4 prompts x 4 rollouts x 128 tokens.
+nearly zero, so that all sample from the same policy. ``--size default`` is the default job's; ``--size
+100M`` is a policy of about 100 M random parameters on 4 prompts x 4 rollouts x 128 tokens; ``--size 600M``, for one
+GPU, has the shape of Qwen3-0.6B, random parameters, and 32 prompts x 8 rollouts x 512 tokens.
 """
 
 import argparse
@@ -16,8 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import torch
 from recipe_runs import ROOT, run, step_events, step_seconds, train_command
+from tokenizers import Tokenizer
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from oger_recipe.base.cpu import is_without_cuda
+from oger_recipe.lab import tiny_policy
 from oger_recipe.settings.flags import flags_of
 from oger_recipe.settings.parser import build_parser
 from oger_recipe.settings.recipe_file import read_recipe
@@ -31,7 +37,15 @@ SIZES = {
         "--rollout.micro_batch_size", "8", "--train.batch_size", "16", "--train.micro_batch_size", "8",
         "--data.max_len", "192",
     ],
+    "600M": [
+        "--train.colocate_all", "--vllm.enable_sleep", "--ds.enable_sleep", "--vllm.enforce_eager",
+        "--vllm.gpu_memory_utilization", "0.4", "--actor.num_gpus_per_node", "1", "--ref.num_gpus_per_node", "1",
+        "--ds.packing_samples", "--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "16384",
+        "--rollout.max_tokens_per_gpu", "32768", "--actor.gradient_checkpointing_enable",
+        "--oger.embedding_num_gpus", "0.1", "--rollout.max_new_tokens", "512", "--data.max_len", "1024",
+    ],
 }  # fmt: skip
+PROMPTS = {"default": 32, "100M": 4, "600M": 32}
 WITHOUT_ENCODER = ["--oger.bonus_weight", "0", "--oger.replace_mode", "random"]
 SIDES = ("plain OpenRLHF", "recipe, no encoder", "recipe")
 ROLES = {"PPOTrainer": "controller", "PolicyModelActor": "policy", "RolloutActor": "engine"}  # in process titles
@@ -40,13 +54,37 @@ ROLES = {"PPOTrainer": "controller", "PolicyModelActor": "policy", "RolloutActor
 def side_command(side: str, size: str, steps: int, folder: Path, earlier: Path | None) -> tuple[list[str], dict]:
     """Returns a side's command and environment; plain OpenRLHF takes data and flags of an ``earlier`` run."""
     if side == SIDES[0]:
-        parser = build_parser(cpu=True)
+        parser = build_parser(cpu=is_without_cuda())
         flags = flags_of(read_recipe(earlier / "recipe.yaml", parser), parser)
         environment = {"PREPARED_DATA": str(earlier / "data"), "PYTHONPATH": f"{HERE}:{ROOT}"}
         return [str(HERE / "plain_openrlhf.py"), str(folder), *flags], environment
-    prompts = 4 if size == "100M" else 32
     flags = [*SIZES[size], *(WITHOUT_ENCODER if side == SIDES[1] else [])]
-    return train_command(folder, {"oger.task.train_problems": prompts * steps}, flags), {}
+    if size == "600M":
+        flags += ["--actor.model_name_or_path", str(random_policy(folder.parent / "policy"))]
+    return train_command(folder, {"oger.task.train_problems": PROMPTS[size] * steps}, flags), {}
+
+
+def random_policy(folder: Path) -> Path:
+    """Saves a policy of Qwen3-0.6B's shape, once; its tokenizer names a word for every token."""
+    if folder.is_dir():
+        return folder
+    tokenizer = tiny_policy.build_tokenizer([])
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = parts["model"]["vocab"]
+    words = 151_936 - len(tokenizer)
+    for token in parts["added_tokens"]:
+        token["id"] += words if token["id"] >= len(vocabulary) else 0
+    vocabulary |= {f"\u0120word{number}": number for number in range(len(vocabulary), len(vocabulary) + words)}
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(parts))
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, max_position_embeddings=4096,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def take_turns(rounds: int, measure: Callable[[str, Path, Path | None], dict]) -> dict[str, list[dict]]:

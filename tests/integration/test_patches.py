@@ -45,6 +45,7 @@ SYMBOLS = {
     "flash_attn_padding": None,
     "replay_buffer_device": "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.__init__",
     "torch_compile": None,
+    "torch_cpu_products": None,
     "torch_cuda_calls": None,
     "torch_store_address": "torch.distributed.rendezvous:_create_c10d_store",
     "transformers_optional_imports": None,
@@ -135,6 +136,61 @@ def process_with_a_models_code(folder: str) -> dict[str, Any]:
         os.environ["OGER_TRUST_REMOTE_CODE"] = allowed
         facts[allowed] = _outcome(load)
     return facts
+
+
+def process_that_multiplies() -> dict[str, Any]:
+    """How many results of torch's products, and of their gradients, are not what they should be, by number format."""
+    patch = _patch("torch_cpu_products")
+    patch.matmul_dtype = lambda: torch.bfloat16
+    facts: dict[str, Any] = {"hardware": patch.apply() is not None or _products_are_replaced()}
+    patch.apply.cache_clear()
+    upstream = {name: _products(dtype) for name, dtype in EXACT.items()}
+    patch.matmul_dtype = lambda: torch.float32
+    patch.apply()
+    facts["replaced"] = _products_are_replaced()
+    for name, dtype in EXACT.items():
+        pairs = zip(_products(dtype), upstream[name], strict=True)
+        facts[name] = sum(not torch.equal(found, expected) for found, expected in pairs)
+    halves, wholes = _products(torch.bfloat16), _products(torch.float32)
+    # Products are exact in float32 for these numbers, so that one rounding is all that may part the two.
+    facts["bfloat16"] = sum(not torch.equal(h, w.bfloat16()) for h, w in zip(halves, wholes, strict=True))
+    facts["dependent"] = [number for number in range(1, 40) if not _rows_stand_alone(number)]
+    return facts
+
+
+def _rows_stand_alone(number: int) -> bool:
+    """Whether the product of some rows is the same without the others."""
+    torch.manual_seed(0)
+    for width, columns in ((96, 1024), (128, 1024), (384, 128)):
+        rows, weight = (torch.randn(n, width, dtype=torch.bfloat16) for n in (300, columns))
+        if not torch.equal(rows[:number] @ weight.t(), (rows @ weight.t())[:number]):
+            return False
+    return True
+
+
+def _products_are_replaced() -> bool:
+    dumps = [torch._C._dispatch_dump(f"aten::{name}") for name in ("mm", "bmm", "addmm")]
+    return all("torch_cpu_products" in dump for dump in dumps)
+
+
+EXACT = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
+
+
+def _products(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Linear layers with and without a bias, batches, a transposed factor, a scaled sum, no rows; and gradients."""
+    generator = torch.Generator().manual_seed(0)
+
+    def matrix(*shape: int) -> torch.Tensor:
+        whole = torch.randint(-9, 10, shape, generator=generator).to(dtype)
+        return whole.requires_grad_() if dtype.is_floating_point else whole
+
+    rows, weight, bias, batch, none = matrix(6, 5), matrix(4, 5), matrix(4), matrix(3, 5, 2), matrix(0, 5)
+    found = [rows @ weight.t(), matrix(3, 6, 5) @ batch, none @ weight.t(), rows @ rows.t()]
+    found.append(torch.addmm(bias, rows, weight.t(), beta=2, alpha=3))
+    if dtype.is_floating_point:
+        found += [torch.nn.functional.linear(rows, weight, bias), torch.nn.functional.linear(matrix(2, 3, 5), weight)]
+        found += torch.autograd.grad(sum(each.sum() for each in found), (rows, weight, bias, batch))
+    return [each.detach() for each in found]
 
 
 def process_with_a_store() -> dict[str, list[str]]:
@@ -262,6 +318,7 @@ def process_with_cuda(seen: str) -> dict[str, Any]:
         "imported": sorted({name.split(".")[0] for name in set(sys.modules) - modules}),
         "changed": [name for name in SYMBOLS if name not in WITH_CUDA and _is_there(name) and not _matches(name)],
         "store": _addresses_of_a_store(),
+        "products": _products_are_replaced(),
     }
 
 
@@ -673,6 +730,11 @@ def test_applying_the_patches_twice_is_harmless(training, engine):
     assert engine["twice"] == engine["once"]
 
 
+def test_products_of_bfloat16_are_those_of_float32_rounded_and_others_are_as_they_were():
+    facts = _facts(_start(process_that_multiplies))
+    assert facts == {"hardware": False, "replaced": True, "bfloat16": 0, "dependent": []} | dict.fromkeys(EXACT, 0)
+
+
 def test_an_update_without_zero_that_counts_as_skipped_is_skipped(training):
     assert training["upstream_fused"] == "[(-inf, True), (-inf, False)]"
     assert training["once"]["fused"] == "[(1.0, True), (0.5, False)]"
@@ -715,6 +777,7 @@ def test_require_source_accepts_its_source_and_no_other():
 def test_nothing_is_replaced_or_imported_where_there_is_cuda_but_stores_are_bound(seen: str):
     facts = _facts(_start(process_with_cuda, seen))
     assert facts["replaced"] == facts["changed"] == []
+    assert not facts["products"]
     assert facts["store"] == ["0100007F"]  # 127.0.0.1
     # A symbol of a package that is not even imported cannot have been replaced. OpenRLHF's experiences get a field.
     assert not {"flash_attn", "vllm", "deepspeed"} & set(facts["imported"])
