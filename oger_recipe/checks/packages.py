@@ -2,6 +2,8 @@
 
 import contextlib
 import importlib
+import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -77,6 +79,19 @@ def build(job: Job) -> Found:
     elif gpus and job.cpu:
         wanted = f"a driver for CUDA {torch.version.cuda}, and CUDA_VISIBLE_DEVICES"
         yield Finding(WARNING, f"nvidia-smi lists {', '.join(gpus)}, but torch sees no GPU: check for {wanted}")
+
+
+def architectures(job: Job) -> Found:
+    """Refuse TORCH_CUDA_ARCH_LIST as images for several GPUs set it: DeepSpeed, which compiles its Adam at the first
+    start, reads numbers alone."""
+    listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
+    unreadable = [each for each in listed if not re.fullmatch(r"\d+\.\d+(\+PTX)?", each)]
+    if unreadable and not job.cpu:
+        yield Finding(
+            PROBLEM,
+            f"TORCH_CUDA_ARCH_LIST has {', '.join(unreadable)}, which DeepSpeed cannot read where it compiles its "
+            "optimizer: unset it, or name your GPUs' numbers alone, such as 9.0",
+        )
 
 
 def _gpus_of_the_driver() -> list[str]:

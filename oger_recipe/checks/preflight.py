@@ -27,6 +27,7 @@ CHECKS = (
     Check("beside torch", packages.beside_torch, of_recipe=False),
     Check("GPUs", resources.gpus, of_recipe=False),
     Check("build", packages.build, of_recipe=False),
+    Check("CUDA architectures", packages.architectures, of_recipe=False),
     Check("shared memory", resources.shared_memory, of_recipe=False),
     Check("temporary files", resources.temporary_files, of_recipe=False),
     Check("loopback", resources.loopback, of_recipe=False),

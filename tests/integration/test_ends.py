@@ -367,7 +367,15 @@ def test_an_engine_that_dies_while_it_starts_is_named_with_its_log(run_dir: Path
     failed = RuntimeError(f"{page}RuntimeError: Engine core initialization failed. See root cause above.")
     with Processes(os.getpid()) as processes:
         said = why(failed, processes, run_dir, run_dir)
-    assert said == f"the engine died while it started, or failed to; its log: {run_dir}/logs/engine-0.log"
+        log = run_dir / "logs" / "engine-0.log"
+        assert said == f"the engine died while it started, or failed to; its log: {log}"
+        logged = "(EngineCore pid=9) ERROR 11-26 12:02:26 [core.py:1374] "
+        lines = (f"{logged}ValueError: an earlier one", f"{logged}ModuleNotFoundError: No module named 'flashinfer'")
+        output = "\n".join((*lines, f"{logged}  File of no error", "RuntimeError: of another process"))
+        (run_dir / "worker-ab-01000000-7.err").write_text(output)
+        said = why(failed, processes, run_dir, run_dir)
+    cause = "ModuleNotFoundError: No module named 'flashinfer'"
+    assert said == f"the engine died while it started, or failed to ({cause}); its log: {log}"
 
 
 def test_of_an_actor_that_could_not_start_the_reason_alone_is_shown() -> None:

