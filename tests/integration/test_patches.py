@@ -681,6 +681,8 @@ def test_with_the_patch_both_sides_build_the_gloo_group(training, engine):
 
 
 def test_vllm_still_takes_the_weight_away_from_linear_layers_and_packs_tied_output_matrices(engine):
+    if not torch.cpu._is_avx512_supported():
+        pytest.skip("vLLM packs weights with AVX512 alone")
     assert engine["upstream_linear"] == {"weight": [0], "works": True}
     assert engine["upstream_embedding"] == "old"
 
