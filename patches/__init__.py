@@ -58,12 +58,12 @@ def apply_model_patches() -> None:
     apply_training_patches()
     from oger_recipe.patches import deepspeed_fused_overflow, deepspeed_zero3_overflow
 
+    deepspeed_fused_overflow.apply()
+    deepspeed_zero3_overflow.apply()
     if is_without_cuda():
         from oger_recipe.patches import torch_cpu_products
 
         torch_cpu_products.apply()
-    deepspeed_fused_overflow.apply()
-    deepspeed_zero3_overflow.apply()
 
 
 def _prepare_for_cpu() -> None:

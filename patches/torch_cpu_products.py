@@ -1,4 +1,4 @@
-"""Products of bfloat16 matrices are multiplied in float32 where no instruction of the CPU multiplies bfloat16.
+"""torch multiplies bfloat16 matrices in float32 on a CPU that has no instructions for bfloat16.
 
 Upstream: aten::mm, aten::addmm and aten::bmm on CPUs, which every linear layer, attention and their gradients call.
 Why: without AVX512-BF16 or AMX torch multiplies bfloat16 number by number. Policy and engine hold bfloat16, so on such
@@ -51,7 +51,8 @@ def _in_float32(product: Callable[..., Tensor], *matrices: Tensor, **scales: flo
 
 @functools.cache
 def apply() -> torch.library.Library | None:
-    """Replace them in this process while the result lives, unless its CPU multiplies bfloat16."""
+    """Replace torch's products in this process, unless its CPU multiplies bfloat16. They last as long as the result,
+    which the cache keeps."""
     if matmul_dtype() == torch.bfloat16:
         return None
     replaced = torch.library.Library("aten", "IMPL")

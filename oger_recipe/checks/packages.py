@@ -82,8 +82,8 @@ def build(job: Job) -> Found:
 
 
 def architectures(job: Job) -> Found:
-    """Refuse TORCH_CUDA_ARCH_LIST as images for several GPUs set it: DeepSpeed, which compiles its Adam at the first
-    start, reads numbers alone."""
+    """Name what DeepSpeed cannot read in TORCH_CUDA_ARCH_LIST. Some images put 10.0a there; DeepSpeed compiles its
+    Adam when the first run starts, and understands plain numbers only."""
     listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
     unreadable = [each for each in listed if not re.fullmatch(r"\d+\.\d+(\+PTX)?", each)]
     if unreadable and not job.cpu:

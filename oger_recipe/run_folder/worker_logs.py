@@ -40,6 +40,11 @@ def workers(session_logs: Path, job: str = "*") -> dict[int, str]:
     return names
 
 
+def outputs(session_logs: Path, pid: int, job: str = "*") -> list[Path]:
+    """Return the files with a worker's output, and then those with its errors."""
+    return [path for kind in ("out", "err") for path in session_logs.glob(f"worker-*-{job}-{pid}.{kind}")]
+
+
 def _role(log: Path) -> str | None:
     with log.open(errors="replace") as lines:
         for line, _ in zip(lines, range(1000), strict=False):
@@ -52,8 +57,7 @@ def keep(session_logs: Path, target: Path, job: str = "*") -> None:
     """Append each worker's output, and then its errors, to ``<name>.log``; a run that is continued goes on there."""
     of_workers: dict[str, list[Path]] = {}
     for pid, name in workers(session_logs, job).items():
-        for kind in ("out", "err"):
-            of_workers.setdefault(name, []).extend(session_logs.glob(f"worker-*-{job}-{pid}.{kind}"))
+        of_workers.setdefault(name, []).extend(outputs(session_logs, pid, job))
     of_ray = {name: [session_logs / file for file in files] for name, files in _RAYS_OWN.items()} if job == "*" else {}
     for name, paths in (of_workers | of_ray).items():
         for path in paths:

@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from oger_recipe.base.cpu import is_without_cuda
+from oger_recipe.checks.gpu_checks import ONE_GPU
 from oger_recipe.lab import tiny_policy
 from oger_recipe.settings.flags import flags_of
 from oger_recipe.settings.parser import build_parser
@@ -38,14 +39,12 @@ SIZES = {
         "--data.max_len", "192",
     ],
     "600M": [
-        "--train.colocate_all", "--vllm.enable_sleep", "--ds.enable_sleep", "--vllm.enforce_eager",
-        "--vllm.gpu_memory_utilization", "0.4", "--actor.num_gpus_per_node", "1", "--ref.num_gpus_per_node", "1",
+        *ONE_GPU, "--vllm.gpu_memory_utilization", "0.4",
         "--ds.packing_samples", "--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "16384",
         "--rollout.max_tokens_per_gpu", "32768", "--actor.gradient_checkpointing_enable",
         "--oger.embedding_num_gpus", "0.1", "--rollout.max_new_tokens", "512", "--data.max_len", "1024",
     ],
 }  # fmt: skip
-PROMPTS = {"default": 32, "100M": 4, "600M": 32}
 WITHOUT_ENCODER = ["--oger.bonus_weight", "0", "--oger.replace_mode", "random"]
 SIDES = ("plain OpenRLHF", "recipe, no encoder", "recipe")
 ROLES = {"PPOTrainer": "controller", "PolicyModelActor": "policy", "RolloutActor": "engine"}  # in process titles
@@ -58,10 +57,11 @@ def side_command(side: str, size: str, steps: int, folder: Path, earlier: Path |
         flags = flags_of(read_recipe(earlier / "recipe.yaml", parser), parser)
         environment = {"PREPARED_DATA": str(earlier / "data"), "PYTHONPATH": f"{HERE}:{ROOT}"}
         return [str(HERE / "plain_openrlhf.py"), str(folder), *flags], environment
+    prompts = 4 if size == "100M" else 32
     flags = [*SIZES[size], *(WITHOUT_ENCODER if side == SIDES[1] else [])]
     if size == "600M":
         flags += ["--actor.model_name_or_path", str(random_policy(folder.parent / "policy"))]
-    return train_command(folder, {"oger.task.train_problems": PROMPTS[size] * steps}, flags), {}
+    return train_command(folder, {"oger.task.train_problems": prompts * steps}, flags), {}
 
 
 def random_policy(folder: Path) -> Path:

@@ -16,7 +16,7 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.secrets import redacted
-from oger_recipe.run_folder.worker_logs import JUDGE, ROLES, workers
+from oger_recipe.run_folder.worker_logs import JUDGE, ROLES, outputs, workers
 
 _INTERVAL_S = 1.0
 _INTERRUPT = signal.SIGRTMIN  # within this process; nothing else uses it
@@ -231,11 +231,11 @@ def _unwrapped(error: BaseException) -> tuple[BaseException, tuple[str, int] | N
 
 
 def _not_started(text: str, logs: dict[int, Path], session_logs: Path) -> str:
-    """Say why an actor could not start; of its own process vLLM says it in the log alone."""
+    """Say why an actor could not start. The error of vLLM's engine process is only in the log of its worker."""
     if _NO_ENGINE not in text:
         return _last_error(text)
     engines = {pid: log for pid, log in logs.items() if log.name.startswith("engine")}
-    files = [file for pid in engines for file in sorted(session_logs.glob(f"worker-*-{pid}.*"))]
+    files = [file for pid in engines for file in outputs(session_logs, pid)]
     causes = [cause for file in files for cause in _OF_ENGINE.findall(file.read_text(errors="replace"))]
     said = f" ({redacted(causes[-1])})" if causes else ""
     where = f"; its log: {', '.join(sorted(map(str, engines.values())))}" if engines else ""
