@@ -1,8 +1,13 @@
-"""Signals that come before a run heeds them."""
+"""Signals to the command: which of them a run heeds, and what they do before it does."""
 
 import os
 import signal
+import time
 from types import FrameType
+from typing import Any
+
+HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_SAME_S = 0.3  # `pkill -f "oger train"` reaches the supervisor of restarts, too, which passes the signal on
 
 
 def end_in_a_line(program: str) -> None:
@@ -17,3 +22,10 @@ def end_in_a_line(program: str) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(each) is not signal.SIG_IGN:
             signal.signal(each, end)
+
+
+def ignore_same(number: int, then: Any) -> None:
+    """Ignore the signal for a moment; from then on, ``then`` handles it."""
+    signal.signal(number, signal.SIG_IGN)
+    time.sleep(_SAME_S)
+    signal.signal(number, then)

@@ -15,6 +15,7 @@ from typing import Any
 from oger_recipe.base.errors import RecipeError, RunDied, RunFailed, RunStopped
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.base.secrets import hide_secrets, redacted
+from oger_recipe.base.signals import HEEDED, ignore_same
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder.records import (
     AFTER_STEP,
@@ -27,9 +28,7 @@ from oger_recipe.run_folder.records import (
     stop_asked,
 )
 
-HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 CAN_RESUME = 75  # "try again" among the exit codes of sysexits.h
-_SAME_S = 0.3  # `pkill -f "oger train"` reaches the supervisor of restarts, too, which passes the signal on
 
 
 @contextlib.contextmanager
@@ -52,7 +51,7 @@ def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
         received.append(number)
         for each in HEEDED:
             signal.signal(each, signal.SIG_DFL)
-        _ignore_same(number, signal.SIG_DFL)
+        ignore_same(number, signal.SIG_DFL)
         raise KeyboardInterrupt  # the one that Ray lets through
 
     asked = run_dir / STOP_ASKED
@@ -79,13 +78,6 @@ def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
         for each, handler in before.items():
             signal.signal(each, handler)
         asked.unlink(missing_ok=True)
-
-
-def _ignore_same(number: int, then: Any) -> None:
-    """Ignore the signal for a moment; from then on, ``then`` handles it."""
-    signal.signal(number, signal.SIG_IGN)
-    time.sleep(_SAME_S)
-    signal.signal(number, then)
 
 
 def _record_end(run_dir: Path, since: float, why: str) -> None:
@@ -116,7 +108,7 @@ def ends_with_checkpoint(run_dir: Path, *, saves: bool) -> Iterator[None]:
             _say(b"SIGUSR1: the run ends after this step")
 
     def at_once(*_: object) -> None:
-        _ignore_same(signal.SIGTERM, before[signal.SIGTERM])
+        ignore_same(signal.SIGTERM, before[signal.SIGTERM])
         if saves and _is_ready(run_dir):
             with contextlib.suppress(OSError):  # the disk may be full
                 ask_to_stop(run_dir, AT_ONCE)

@@ -24,7 +24,8 @@ from oger_recipe.base import stacks
 from oger_recipe.base.errors import RecipeError, RunFailed, kind_of
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.base.secrets import redacted
-from oger_recipe.run.ends import CAN_RESUME, HEEDED, progress, resume_command
+from oger_recipe.base.signals import HEEDED
+from oger_recipe.run.ends import CAN_RESUME, progress, resume_command
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder.attempt import saved_something
 from oger_recipe.run_folder.records import BEGAN, ENDED, RESTARTING, STOPPED_BY_ALARM, event

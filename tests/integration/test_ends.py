@@ -48,11 +48,11 @@ import sys, time
 from pathlib import Path
 from ray.exceptions import RayTaskError
 from oger_recipe.base.errors import RunDied, RunStopped
-from oger_recipe.run import ends as how
+from oger_recipe.base import signals
 from oger_recipe.run.ends import ends_with_checkpoint, explained, stoppable
 from oger_recipe.run_folder.records import AT_ONCE, ask_to_stop, stop_asked
 run_dir, ends, saves = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "saves"
-how._SAME_S = float(sys.argv[4]) if sys.argv[4:] else how._SAME_S
+signals._SAME_S = float(sys.argv[4]) if sys.argv[4:] else signals._SAME_S
 ask_to_stop(run_dir, AT_ONCE)  # of an attempt that was killed
 with stoppable(run_dir, run_dir / "checkpoints", ["/venv/bin/oger", "train", "--recipe", "r.yaml"]):
     with explained(run_dir, run_dir / "checkpoints", ["oger"]), ends_with_checkpoint(run_dir, saves=saves):
@@ -325,26 +325,38 @@ def test_a_cluster_that_cannot_be_joined_is_named_and_not_joined_once_more(run_d
     assert done.stdout == "ValueError: Invalid address format: nowhere False\n", done.stderr
 
 
+# Ray starts for real, and takes seconds for it.
+STARTING = """
+import os, signal, sys, threading
+import ray
+from oger_recipe.pipeline.driver.start_ray import cleared_up, run_environment, start_ray
+def stop(number, _):
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+signal.signal(signal.SIGTERM, stop)
+with cleared_up() as folder:
+    threading.Timer(0.35, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    if sys.argv[1:]:
+        threading.Timer(0.8, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        start_ray(run_environment(True), True, 1, False, folder)
+    except KeyboardInterrupt:
+        print("interrupted with Ray:", ray.is_initialized(), flush=True)
+        ray.shutdown()
+"""
+
+
 def test_a_signal_is_none_of_rays_deaths(run_dir: Path) -> None:
     with Processes(os.getpid()) as processes, pytest.raises(KeyboardInterrupt), processes.needing_ray():
         raise KeyboardInterrupt
 
 
-def test_a_sigterm_that_reaches_rays_own_handler_ends_the_start_as_any_other(monkeypatch) -> None:
-    def started(*_: object) -> None:
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))  # as ray.init does
-        signal.raise_signal(signal.SIGTERM)
-
-    heard: list[int] = []
-    monkeypatch.setattr(start_ray, "_started", started)
-    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
-    try:
-        with pytest.raises(SystemExit):
-            start_ray.start_ray({}, True, 1, False, None)
-        signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert heard == [signal.SIGTERM] * 2
+@pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
+def test_a_signal_while_ray_starts_waits_for_ray(again: bool, forks: Forks) -> None:
+    """An exception in the middle of ray.init has aborted the process."""
+    done = forks.run("-c", STARTING, *(["again"] if again else []))
+    expected = (-signal.SIGINT, "") if again else (0, "interrupted with Ray: True\n")
+    assert (done.returncode, done.stdout) == expected, done.stderr
 
 
 def test_of_an_actor_whose_process_was_not_seen_the_log_is_named(run_dir: Path) -> None:

@@ -23,6 +23,7 @@ from oger_recipe.base.cpu import CPU_ENVIRONMENT, ON_GPUS, ON_LOOPBACK
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import ray_folder
 from oger_recipe.base.machine import cluster_address, is_on_loopback
+from oger_recipe.base.signals import HEEDED, ignore_same
 
 _CLEAR_UP_S = 30  # what the watcher may take
 _PREFIX, _HELD = "oger-", ".held"  # of a run's folder; the file in it whose lock a live run or its watcher holds
@@ -98,15 +99,36 @@ def _clear_up_after_killed(parent: Path) -> None:
 
 def start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:
     """Start Ray with its files in ``folder``, or join the cluster at RAY_ADDRESS without one; return its context."""
-    on_term = signal.getsignal(signal.SIGTERM)
-    try:
+    with _signals_wait():
         return _started(environment, cpu, logical_gpus, verbose, folder)
-    except SystemExit:  # SIGTERM reached Ray's handler, which ends the process without a word
-        signal.signal(signal.SIGTERM, on_term)
-        signal.raise_signal(signal.SIGTERM)
-        raise
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Let a signal wait until the block has ended, some seconds; a second one ends the process at once.
+
+    Handlers raise, Ray's own one of SIGTERM too. Where that met a callback from C++, or left half a Ray to
+    ray.shutdown(), the process aborted without a word.
+    """
+    received: list[int] = []
+
+    def wait(number: int, _: object) -> None:
+        received.append(number)
+        for each in HEEDED:
+            signal.signal(each, signal.SIG_DFL)
+        ignore_same(number, signal.SIG_DFL)
+
+    of_ray = ray._private.utils.set_sigterm_handler
+    ray._private.utils.set_sigterm_handler = lambda handler: None
+    before = {each: signal.signal(each, wait) for each in HEEDED}
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGTERM, on_term)  # Ray has put its own
+        ray._private.utils.set_sigterm_handler = of_ray
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        if received:
+            signal.raise_signal(received[0])
 
 
 def _started(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:
