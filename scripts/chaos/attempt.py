@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from plan import phase_of
 from processes import MARK, Tree, shared_files, wait
@@ -23,7 +23,7 @@ class Ended(Exception):
 
 
 class Attempt:
-    """``oger train`` in a run folder, from the newest checkpoint where there is one.
+    """``oger train`` in a run folder, from the newest checkpoint where there is one; ended with the block.
 
     temporary: a folder with a short path, which is empty once the attempt has ended.
     """
@@ -105,8 +105,10 @@ class Attempt:
     def text(self) -> str:
         return self._terminal.read_text(errors="replace")
 
-    def kill(self) -> None:
-        """End whatever is left of it."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.tree.look()
         for process in self.tree.alive():
             process.kill()

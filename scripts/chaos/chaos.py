@@ -40,9 +40,9 @@ class Chaos:
             return known
         print(f"{recipe}: a run that is not struck, to compare with ...", flush=True)
         run_dir = path.with_suffix("")
-        attempt = Attempt(_RECIPES / f"{recipe}.yaml", run_dir, self.temporary, "--ckpt.max_num", "1000000")
-        if not attempt.ended(START_LIMIT_S) or attempt.code:
-            sys.exit(attempt.text()[-3000:])
+        with Attempt(_RECIPES / f"{recipe}.yaml", run_dir, self.temporary, "--ckpt.max_num", "1000000") as attempt:
+            if not attempt.ended(START_LIMIT_S) or attempt.code:
+                sys.exit(attempt.text()[-3000:])
         path.write_text(json.dumps(exact.reference_of(run_dir)))
         shutil.rmtree(run_dir / "checkpoints")
         result: exact.Reference = json.loads(path.read_text())
@@ -54,17 +54,15 @@ class Chaos:
         recipe = one.victim.recipe
         run_dir, reference = self.out / recipe, self.reference(recipe)
         self._finish_or_go_on(recipe, run_dir, reference)
-        attempt = self._attempt(recipe)
-        step = attempt.resumed_at + 1
-        try:
-            if one.phase != "start":
-                self._settle(recipe, attempt)
-                step += 1
-            record = struck(one, attempt, step, reference["seconds"] | exact.phase_seconds(run_dir))
-        except Ended as ended:
-            record = {"end": "ended before it was struck", "faults": [str(ended)]}
-        finally:
-            attempt.kill()
+        with self._attempt(recipe) as attempt:
+            step = attempt.resumed_at + 1
+            try:
+                if one.phase != "start":
+                    self._settle(recipe, attempt)
+                    step += 1
+                record = struck(one, attempt, step, reference["seconds"] | exact.phase_seconds(run_dir))
+            except Ended as ended:
+                record = {"end": "ended before it was struck", "faults": [str(ended)]}
         record |= {"trial": one.number, "seed": self.seed, "recipe": recipe, "victim": one.victim.name}
         record |= {"phase": one.phase, "moment": round(one.moment, 3), "terminal": attempt.text()[-4000:]}
         differs = exact.differences(run_dir, reference) if run_dir.exists() else []
@@ -84,13 +82,11 @@ class Chaos:
             if self._waiting(recipe):
                 self._finish_or_go_on(recipe, self.out / recipe, self.reference(recipe))
             if self._waiting(recipe):
-                attempt = self._attempt(recipe)
-                try:
-                    self._settle(recipe, attempt)
-                except Ended as ended:
-                    self._resumed(recipe, [f"it did not resume: {ended}"], attempt.run_dir, self.reference(recipe))
-                finally:
-                    attempt.kill()
+                with self._attempt(recipe) as attempt:
+                    try:
+                        self._settle(recipe, attempt)
+                    except Ended as ended:
+                        self._resumed(recipe, [f"it did not resume: {ended}"], attempt.run_dir, self.reference(recipe))
 
     def _attempt(self, recipe: str) -> Attempt:
         return Attempt(_RECIPES / f"{recipe}.yaml", self.out / recipe, self.temporary)
@@ -104,10 +100,9 @@ class Chaos:
         """Let a run that has few steps left come to its end, and begin another one."""
         newest = checkpoints.newest_whole(checkpoints.found(run_dir / "checkpoints"))
         if newest and newest.step > len(reference["steps"]) - LAST_STEPS:
-            attempt = self._attempt(recipe)
-            attempt.ended(START_LIMIT_S)
-            self._resumed(recipe, [] if attempt.code == 0 else [attempt.text()[-2000:]], run_dir, reference)
-            attempt.kill()
+            with self._attempt(recipe) as attempt:
+                attempt.ended(START_LIMIT_S)
+                self._resumed(recipe, [] if attempt.code == 0 else [attempt.text()[-2000:]], run_dir, reference)
             shutil.rmtree(run_dir)
 
     def _resumed(self, recipe: str, wrong: list[str], run_dir: Path, reference: exact.Reference) -> None:

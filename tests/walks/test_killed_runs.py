@@ -98,12 +98,9 @@ def updates_of(folder: Path, step: int) -> int:
 def test_a_rollout_actor_that_is_killed_ends_the_run_with_a_sentence_and_leaves_nothing(terminal: Terminal):
     """While weights are sent to its engine, which outlived it once, and which everybody else waited for."""
     (actor,) = (each for each in VICTIMS if each.name == "rollout actor")
-    attempt = terminal.attempt(key=KEY)
-    try:
+    with terminal.attempt(key=KEY) as attempt:
         attempt.until_saved(1)
         record = struck(Trial(1, actor, "broadcast", 0.0), attempt, 2, {})
-    finally:
-        attempt.kill()
     assert not table.misses(record) and record["end"] == "exit 1"
     printed, pid = attempt.text(), record["pids"][0]
     assert "the rollout actor died (ray::OgerRolloutActor" in printed and f"pid {pid}" in printed
@@ -124,11 +121,11 @@ def test_the_last_attempt_goes_on_to_the_end(terminal: Terminal):
     (terminal.run_dir / "checkpoints" / "_actor" / "latest").write_text(f"global_step{done + 1}")
 
     # Another command beside it is refused.
-    attempt = terminal.attempt()
-    pid = str(attempt.tree.driver.pid)
-    assert wait(lambda: pid in (terminal.run_dir / ".oger-lock").read_text(), HANG_S)
-    assert f"another run is active in {terminal.run_dir} (process {pid}" in terminal.refused()
-    assert attempt.ended(HANG_S) and attempt.code == 0, attempt.text()
+    with terminal.attempt() as attempt:
+        pid = str(attempt.tree.driver.pid)
+        assert wait(lambda: pid in (terminal.run_dir / ".oger-lock").read_text(), HANG_S)
+        assert f"another run is active in {terminal.run_dir} (process {pid}" in terminal.refused()
+        assert attempt.ended(HANG_S) and attempt.code == 0, attempt.text()
     steps = lines(terminal.run_dir / "metrics.jsonl")
     assert [record["step"] for record in steps] == [1, 2, 3, 4]
     events = lines(terminal.run_dir / "events.jsonl")
