@@ -55,6 +55,10 @@ class Sampler:
         """Load the model for sequences of at most ``max_model_len`` tokens; the shorter, the more fit at a time."""
         from vllm import LLM
 
+        if self._cpu:
+            from oger_recipe.patches import torch_cpu_products
+
+            torch_cpu_products.apply()  # as in a run's engines: the same answers
         self._engine = LLM(
             **self._arguments(),
             max_model_len=max_model_len,
