@@ -105,7 +105,7 @@ def test_the_policys_process_saves_the_merged_model_where_it_has_an_adapter(
     def upstream(actor: Any, strategy: Any, *_: Any) -> None:
         actor.strategy, actor.actor = strategy, SimpleNamespace(model=SimpleNamespace(module=adapted))
 
-    base = policy_actor.OgerPolicyModelActor.__base__
+    base = policy_actor.OgerPolicyModelActor.__bases__[-1]  # OpenRLHF's
     monkeypatch.setattr(base, "init_model_from_pretrained", upstream)
     for rank in (0, RANK):
         strategy = SimpleNamespace(args=nested(f"--ds.lora.rank={rank}"), save_model=None, is_rank_0=lambda: True)
