@@ -253,6 +253,27 @@ def test_a_ray_that_does_not_start_is_named_with_its_logs(run_dir: Path) -> None
     assert said.endswith(f"{run_dir}/logs/raylet.log, {run_dir}/logs/gcs.log")
 
 
+def test_ray_has_time_to_start_as_long_as_none_of_its_parts_has_ended(tmp_path: Path, monkeypatch) -> None:
+    answers = [RuntimeError("not yet"), RuntimeError("not yet"), {"state": "ALIVE"}, RuntimeError("not yet")]
+
+    def get_node(*_: str) -> dict[str, str]:
+        if isinstance(answer := answers.pop(0), RuntimeError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(ray._private.services, "get_node", get_node)
+    part = tmp_path / "raylet"
+    part.symlink_to("/bin/true")
+    with start_ray._while_its_parts_live():
+        assert ray._private.services.get_node("address", "node") == {"state": "ALIVE"}
+        ended = subprocess.Popen([part])
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(RuntimeError):
+            ray._private.services.get_node("address", "node")
+    ended.wait()
+    assert ray._private.services.get_node is get_node
+
+
 def test_a_full_disk_is_one_sentence(run_dir: Path) -> None:
     with Processes(os.getpid()) as processes:
         said = why(OSError(28, "No space left on device"), processes, run_dir, run_dir)

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from oger_recipe.base.machine import cluster_address, is_on_loopback
 from oger_recipe.base.signals import HEEDED, ignore_same
 
 _CLEAR_UP_S = 30  # what the watcher may take
+_START_S = 300  # what Ray's node may take
 _PREFIX, _HELD = "oger-", ".held"  # of a run's folder; the file in it whose lock a live run or its watcher holds
 
 
@@ -99,7 +101,7 @@ def _clear_up_after_killed(parent: Path) -> None:
 
 def start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:
     """Start Ray with its files in ``folder``, or join the cluster at RAY_ADDRESS without one; return its context."""
-    with _signals_wait():
+    with _signals_wait(), _while_its_parts_live():
         return _started(environment, cpu, logical_gpus, verbose, folder)
 
 
@@ -129,6 +131,39 @@ def _signals_wait() -> Iterator[None]:
             signal.signal(each, handler)
         if received:
             signal.raise_signal(received[0])
+
+
+@contextlib.contextmanager
+def _while_its_parts_live() -> Iterator[None]:
+    """Wait for Ray's node as long as none of its processes has ended. Ray itself gives it 30 seconds, in which a busy
+    machine has not started it, and does not look at them."""
+    of_ray, until = ray._private.services.get_node, time.monotonic() + _START_S
+
+    def get_node(*args: Any) -> Any:
+        while True:
+            try:
+                return of_ray(*args)
+            except RuntimeError:  # it is not known yet
+                if _part_has_ended() or time.monotonic() > until:
+                    raise
+                time.sleep(0.5)
+
+    ray._private.services.get_node = get_node
+    try:
+        yield
+    finally:
+        ray._private.services.get_node = of_ray
+
+
+def _part_has_ended() -> bool:
+    """Say whether a part of Ray that this process has started is no more."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            name, _, rest = file.read_text().partition("(")[2].rpartition(") ")
+            state, parent = rest.split()[:2]
+            if name in ("raylet", "gcs_server") and int(parent) == os.getpid() and state in "ZX":
+                return True
+    return False
 
 
 def _started(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:
