@@ -169,9 +169,9 @@ def test_a_page_answers_the_questions_in_order_and_draws_all_charts_without_a_co
     tab.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     plots = tab.locator("div.plot:visible")
     assert 0 < tab.locator("div.plot canvas").count() < plots.count(), "charts are drawn when they are seen"
-    for top in range(0, tab.evaluate("document.body.scrollHeight"), 800):
-        tab.evaluate("(top) => scrollTo(0, top)", top)
-        tab.wait_for_timeout(20)
+    for plot in plots.all():
+        plot.scroll_into_view_if_needed()
+        plot.locator("canvas").first.wait_for()
     assert tab.locator("div.plot:visible:not(:has(canvas))").count() == 0
     assert tab.locator("main img, main script").count() == 0
     assert HOSTILE in tab.locator("#recipe pre").first.text_content()
