@@ -1,4 +1,4 @@
-"""Signals to the command: which of them a run heeds, and what they do before it does."""
+"""Which signals the command heeds, what they do while it imports, and what a second one does."""
 
 import os
 import signal
@@ -25,7 +25,15 @@ def end_in_a_line(program: str) -> None:
 
 
 def ignore_same(number: int, then: Any) -> None:
-    """Ignore the signal for a moment; from then on, ``then`` handles it."""
+    """Ignore further signals of this number for a moment, then let the handler ``then`` have them."""
     signal.signal(number, signal.SIG_IGN)
     time.sleep(_SAME_S)
     signal.signal(number, then)
+
+
+def let_second_kill(number: int) -> None:
+    """After the signal of this number, let the next one that a run heeds kill the process; the same one again within a
+    moment does not count."""
+    for each in HEEDED:
+        signal.signal(each, signal.SIG_DFL)
+    ignore_same(number, signal.SIG_DFL)

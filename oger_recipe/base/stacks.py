@@ -67,7 +67,7 @@ def path(run_dir: Path) -> Path:
 
 def is_stopped(pid: int) -> bool:
     """Say whether a signal has stopped the process."""
-    stat = _stat(pid)
+    stat = state_and_parent(pid)
     return stat is not None and stat[0] == "T"
 
 
@@ -85,15 +85,15 @@ def _name(run_dir: str) -> str:
 
 
 def _below(root: int, pids: set[int]) -> set[int]:
-    parents = {pid: stat[1] for pid in pids if (stat := _stat(pid))}
+    parents = {pid: stat[1] for pid in pids if (stat := state_and_parent(pid))}
     found = {root}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return found
 
 
-def _stat(pid: int) -> tuple[str, int] | None:
-    """Return the state of a process and its parent; None if it has ended."""
+def state_and_parent(pid: int) -> tuple[str, int] | None:
+    """Return a process's state, a letter of /proc, and its parent; None if it is gone."""
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except (OSError, ValueError):
@@ -112,7 +112,7 @@ def _file(pid: int, name: str) -> Path | None:
 
 
 def _asked(pid: int, file: Path | None) -> ProcessStacks | None:
-    stat = _stat(pid)
+    stat = state_and_parent(pid)
     if stat is None:
         return None
     try:

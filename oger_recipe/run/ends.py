@@ -15,7 +15,7 @@ from typing import Any
 from oger_recipe.base.errors import RecipeError, RunDied, RunFailed, RunStopped
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.base.secrets import hide_secrets, redacted
-from oger_recipe.base.signals import HEEDED, ignore_same
+from oger_recipe.base.signals import HEEDED, ignore_same, let_second_kill
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder.records import (
     AFTER_STEP,
@@ -49,9 +49,7 @@ def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
 
     def stop(number: int, _: FrameType | None) -> None:
         received.append(number)
-        for each in HEEDED:
-            signal.signal(each, signal.SIG_DFL)
-        ignore_same(number, signal.SIG_DFL)
+        let_second_kill(number)
         raise KeyboardInterrupt  # the one that Ray lets through
 
     asked = run_dir / STOP_ASKED

@@ -346,6 +346,11 @@ def test_a_cluster_that_cannot_be_joined_is_named_and_not_joined_once_more(run_d
     assert done.stdout == "ValueError: Invalid address format: nowhere False\n", done.stderr
 
 
+def test_a_signal_is_none_of_rays_deaths(run_dir: Path) -> None:
+    with Processes(os.getpid()) as processes, pytest.raises(KeyboardInterrupt), processes.needing_ray():
+        raise KeyboardInterrupt
+
+
 # Ray starts for real, and takes seconds for it.
 STARTING = """
 import os, signal, sys, threading
@@ -365,11 +370,6 @@ with cleared_up() as folder:
         print("interrupted with Ray:", ray.is_initialized(), flush=True)
         ray.shutdown()
 """
-
-
-def test_a_signal_is_none_of_rays_deaths(run_dir: Path) -> None:
-    with Processes(os.getpid()) as processes, pytest.raises(KeyboardInterrupt), processes.needing_ray():
-        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])

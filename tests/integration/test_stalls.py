@@ -132,7 +132,7 @@ def test_every_process_answers_with_its_own_stacks_and_others_are_left_alone(pro
     assert "in waits_below" in forked.stacks and forked.stacks.count("most recent call first") == 1
     deaf = [each for each in below if each != forked]
     assert len(deaf) == 2 and all("no stacks" in each.text for each in deaf)
-    assert all(stacks._stat(each.pid)[0] in "SR" for each in deaf)
+    assert all(stacks.state_and_parent(each.pid)[0] in "SR" for each in deaf)
     of_run = [each.pid for each in stacks.ask(str(tmp_path))]
     assert {root.pid, forked.pid} < {*of_run} and len(of_run) == 3  # without the one that never had the handler
     assert stacks.ask(str(tmp_path / "another run")) == []

@@ -16,6 +16,7 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.secrets import redacted
+from oger_recipe.base.stacks import state_and_parent
 from oger_recipe.run_folder.worker_logs import JUDGE, ROLES, outputs, workers
 
 _INTERVAL_S = 1.0
@@ -139,11 +140,8 @@ class Processes(threading.Thread):
 
 def _parent(process: Path) -> int | None:
     """Return the parent of a process, None where it has ended, reaped or not."""
-    try:
-        state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
-    except (OSError, ValueError):
-        return None
-    return None if state in "ZX" else int(parent)
+    state, parent = state_and_parent(int(process.name)) or ("X", 0)
+    return None if state in "ZX" else parent
 
 
 def _title(pid: int) -> str:

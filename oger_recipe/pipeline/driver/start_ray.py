@@ -24,7 +24,8 @@ from oger_recipe.base.cpu import CPU_ENVIRONMENT, ON_GPUS, ON_LOOPBACK
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import ray_folder
 from oger_recipe.base.machine import cluster_address, is_on_loopback
-from oger_recipe.base.signals import HEEDED, ignore_same
+from oger_recipe.base.signals import HEEDED, let_second_kill
+from oger_recipe.base.stacks import state_and_parent
 
 _CLEAR_UP_S = 30  # what the watcher may take
 _START_S = 300  # what Ray's node may take
@@ -107,18 +108,16 @@ def start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Let a signal wait until the block has ended, some seconds; a second one ends the process at once.
+    """Hold back the first signal that comes while Ray starts, and raise it once Ray has; a second one kills at once.
 
-    Handlers raise, Ray's own one of SIGTERM too. Where that met a callback from C++, or left half a Ray to
+    Handlers of signals raise, Ray's own one of SIGTERM too. Where that met a callback from C++, or left half a Ray to
     ray.shutdown(), the process aborted without a word.
     """
     received: list[int] = []
 
     def wait(number: int, _: object) -> None:
         received.append(number)
-        for each in HEEDED:
-            signal.signal(each, signal.SIG_DFL)
-        ignore_same(number, signal.SIG_DFL)
+        let_second_kill(number)
 
     of_ray = ray._private.utils.set_sigterm_handler
     ray._private.utils.set_sigterm_handler = lambda handler: None
@@ -135,8 +134,8 @@ def _signals_wait() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _while_its_parts_live() -> Iterator[None]:
-    """Wait for Ray's node as long as none of its processes has ended. Ray itself gives it 30 seconds, in which a busy
-    machine has not started it, and does not look at them."""
+    """While Ray starts, give its node minutes to register, unless GCS or raylet has ended. Ray gives it 30 seconds,
+    too few on a busy machine, and does not look whether these two live."""
     of_ray, until = ray._private.services.get_node, time.monotonic() + _START_S
 
     def get_node(*args: Any) -> Any:
@@ -156,13 +155,13 @@ def _while_its_parts_live() -> Iterator[None]:
 
 
 def _part_has_ended() -> bool:
-    """Say whether a part of Ray that this process has started is no more."""
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            name, _, rest = file.read_text().partition("(")[2].rpartition(") ")
-            state, parent = rest.split()[:2]
-            if name in ("raylet", "gcs_server") and int(parent) == os.getpid() and state in "ZX":
-                return True
+    """Say whether the GCS or the raylet that this process has started has ended."""
+    for process in Path("/proc").glob("[0-9]*"):
+        state, parent = state_and_parent(int(process.name)) or ("", 0)
+        if parent == os.getpid() and state in ("Z", "X"):
+            with contextlib.suppress(OSError):  # its parent has waited for it meanwhile
+                if (process / "comm").read_text().strip() in ("raylet", "gcs_server"):
+                    return True
     return False
 
 
