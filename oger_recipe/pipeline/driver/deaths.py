@@ -9,14 +9,13 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.secrets import redacted
 from oger_recipe.base.stacks import state_and_parent
+from oger_recipe.pipeline.driver.start_ray import dead_part
 from oger_recipe.run_folder.worker_logs import JUDGE, ROLES, outputs, workers
 
 _INTERVAL_S = 1.0
@@ -59,7 +58,7 @@ class Processes(threading.Thread):
     def run(self) -> None:
         while not self._ended.wait(_INTERVAL_S):
             self.look()
-            if self._interrupts.is_set() and _dead_of_ray():
+            if self._interrupts.is_set() and dead_part():
                 self._interrupts.clear()
                 signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
 
@@ -181,7 +180,7 @@ def why(error: BaseException, processes: Processes, session_logs: Path, run_dir:
         return str(raised)
     if _NO_START in str(raised):
         logs_of_ray = ", ".join(str(run_dir / "logs" / f"{part}.log") for part in ("raylet", "gcs"))
-        return f"Ray itself did not start: one of its processes ended, or this machine is busy; its log: {logs_of_ray}"
+        return f"Ray itself did not start in time: this machine is busy; its log: {logs_of_ray}"
     logs = {pid: run_dir / "logs" / f"{name}.log" for pid, name in workers(session_logs).items()}
     if "in its creation task" in str(raised):
         return _not_started(str(raised), logs, session_logs)
@@ -269,24 +268,10 @@ def _of_actor(text: str, logs: dict[int, Path]) -> str:
     return f"the {role} died (pid {facts.get('pid')} on {facts.get('ip')}): {detail.rstrip()}{where}"
 
 
-def _dead_of_ray() -> tuple[str, Any] | None:
-    """Return name and process of a part of Ray that the driver started and that has died; the GCS before others."""
-    node = ray._private.worker._global_node
-    started: dict[str, Any] = dict(node.all_processes) if node is not None else {}
-    dead = [
-        (name, each.process)
-        for name in ("gcs_server", "raylet")
-        for each in started.get(name, ())
-        if each.process.poll() is not None
-    ]
-    return dead[0] if dead else None
-
-
 def _rays_own(logs: Path) -> str | None:
     """Say which part of Ray died: its exit code is known."""
-    if (dead := _dead_of_ray()) is None:
+    if (dead := dead_part()) is None:
         return None
-    name, process = dead
-    code = process.returncode
+    name, pid, code = dead
     how = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    return f"Ray itself died ({name}, pid {process.pid}) {how}; its log: {logs / name.split('_')[0]}.log"
+    return f"Ray itself died ({name}, pid {pid}) {how}; its log: {logs / name.split('_')[0]}.log"

@@ -52,9 +52,9 @@ def launch(
     ):
         session_logs = logs  # until Ray has some
         try:
+            context = start_ray(environment, cpu, logical_gpus, verbose, folder)
+            session_logs = Path(context.address_info["session_dir"]) / "logs"
             with processes.needing_ray():
-                context = start_ray(environment, cpu, logical_gpus, verbose, folder)
-                session_logs = Path(context.address_info["session_dir"]) / "logs"
                 _run_openrlhf(flags)
         except RunStopped:
             raise

@@ -13,8 +13,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ from oger_recipe.base.stacks import state_and_parent
 
 _CLEAR_UP_S = 30  # what the watcher may take
 _START_S = 300  # what Ray's node may take
+_LOOK_S = 0.5  # from one look at Ray's parts to the next, while it starts
+_PARTS = ("gcs_server", "raylet")  # those without which a run cannot go on
 _PREFIX, _HELD = "oger-", ".held"  # of a run's folder; the file in it whose lock a live run or its watcher holds
 
 
@@ -101,31 +105,51 @@ def _clear_up_after_killed(parent: Path) -> None:
 
 
 def start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:
-    """Start Ray with its files in ``folder``, or join the cluster at RAY_ADDRESS without one; return its context."""
+    """Start Ray with its files in ``folder``, or join the cluster at RAY_ADDRESS without one; return its context.
+
+    Raises ConnectionError once a part of a Ray that is being started has died.
+    """
+    # In a thread, which can be left behind: where its GCS has died, ray.init stands in C++, which ends this process
+    # after a minute without a word. The thread stays: the kernel ends Ray's parts with the thread that started them.
+    context: Future[Any] = Future()
+    logging.getLogger("ray._private.worker").addFilter(_is_news)
+
+    def start() -> None:
+        try:
+            context.set_result(_started(environment, cpu, logical_gpus, verbose, folder))
+        except BaseException as error:
+            context.set_exception(error)
+        threading.Event().wait()
+
     with _signals_wait(), _while_its_parts_live():
-        return _started(environment, cpu, logical_gpus, verbose, folder)
+        threading.Thread(target=start, daemon=True).start()
+        while not wait([context], _LOOK_S).done:
+            if dead_part() and not wait([context], _LOOK_S).done:  # it may know more of it
+                raise ConnectionError("a part of Ray died while it started")
+    return context.result()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Say whether Ray's warning is any: the handler that it misses in a thread is the main thread's affair."""
+    return "SIGTERM handler is not set" not in record.msg
 
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
     """Hold back the first signal that comes while Ray starts, and raise it once Ray has; a second one kills at once.
 
-    Handlers of signals raise, Ray's own one of SIGTERM too. Where that met a callback from C++, or left half a Ray to
-    ray.shutdown(), the process aborted without a word.
+    Handlers of signals raise. Where that left half a Ray to ray.shutdown(), the process aborted without a word.
     """
     received: list[int] = []
 
-    def wait(number: int, _: object) -> None:
+    def hold(number: int, _: object) -> None:
         received.append(number)
         let_second_kill(number)
 
-    of_ray = ray._private.utils.set_sigterm_handler
-    ray._private.utils.set_sigterm_handler = lambda handler: None
-    before = {each: signal.signal(each, wait) for each in HEEDED}
+    before = {each: signal.signal(each, hold) for each in HEEDED}
     try:
         yield
     finally:
-        ray._private.utils.set_sigterm_handler = of_ray
         for each, handler in before.items():
             signal.signal(each, handler)
         if received:
@@ -143,9 +167,9 @@ def _while_its_parts_live() -> Iterator[None]:
             try:
                 return of_ray(*args)
             except RuntimeError:  # it is not known yet
-                if _part_has_ended() or time.monotonic() > until:
+                if dead_part() or time.monotonic() > until:
                     raise
-                time.sleep(0.5)
+                time.sleep(_LOOK_S)
 
     ray._private.services.get_node = get_node
     try:
@@ -154,15 +178,20 @@ def _while_its_parts_live() -> Iterator[None]:
         ray._private.services.get_node = of_ray
 
 
-def _part_has_ended() -> bool:
-    """Say whether the GCS or the raylet that this process has started has ended."""
+def dead_part() -> tuple[str, int, int] | None:
+    """Return name, process id and exit code (of a signal: minus its number) of a part of Ray that this process has
+    started and that has ended, the GCS before the raylet; None while both live."""
+    dead: dict[str, tuple[str, int, int]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         state, parent = state_and_parent(int(process.name)) or ("", 0)
         if parent == os.getpid() and state in ("Z", "X"):
             with contextlib.suppress(OSError):  # its parent has waited for it meanwhile
-                if (process / "comm").read_text().strip() in ("raylet", "gcs_server"):
-                    return True
-    return False
+                name = (process / "comm").read_text().strip()
+                ended = os.waitid(os.P_PID, int(process.name), os.WEXITED | os.WNOWAIT)  # it stays for the next look
+                if ended and name in _PARTS:
+                    code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                    dead[name] = (name, ended.si_pid, code)
+    return next((dead[name] for name in _PARTS if name in dead), None)
 
 
 def _started(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:
