@@ -77,7 +77,9 @@ def is_without_cuda() -> bool:
     return not torch.cuda.is_available()
 
 
-ROWS = 256  # of a vLLM engine at a time: twice the default; decoding tiny models costs by the step, not by the row
+# Of a vLLM engine at a time, on GPUs as well: twice the default. Decoding small models costs by the step, not by the
+# row: an H100 took 18 s for each half of 256 rollouts of a 0.6 B model.
+ROWS = 256
 KV_BLOCK = 128  # tokens; vLLM's on CPUs
 _TOKENS = 4096  # of prompts at a time, at least
 

@@ -90,7 +90,7 @@ def _engine(here: Here, runner: str, eager: bool) -> Any:
     from oger_recipe.pipeline.driver.local_engines import ray_here
     from oger_recipe.pipeline.driver.trial import EngineTrial
 
-    STARTED.enter_context(ray_here())
+    STARTED.enter_context(ray_here(verbose=True))  # into the log, which then has why an engine did not start
     install()
     folder = here.folder / f"engine {runner} {eager}"
     trial = EngineTrial(folder, *_policy(folder), device=here.device, eager=eager, sleeps=here.cuda)

@@ -9,7 +9,8 @@ from typing import Any
 
 from oger_recipe.base.files import read_jsonl
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 RECIPE = ROOT / "configs" / "countdown_cpu.yaml"
 
 
@@ -28,7 +29,8 @@ def run(
     watch: Callable[[subprocess.Popen], Any] = subprocess.Popen.wait,
 ) -> Any:
     """Runs python with ``command`` and returns what ``watch`` does; a run that fails ends the bench with its log."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {})
+    paths = [str(HERE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | (environment or {})
     with log.open("w") as file:
         process = subprocess.Popen([sys.executable, *command], env=environment, stdout=file, stderr=file)
         seen = watch(process)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 import torch
-from recipe_runs import ROOT, run, step_events, step_seconds, train_command
+from recipe_runs import HERE, run, step_events, step_seconds, train_command
 from tokenizers import Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -29,7 +29,6 @@ from oger_recipe.settings.flags import flags_of
 from oger_recipe.settings.parser import build_parser
 from oger_recipe.settings.recipe_file import read_recipe
 
-HERE = Path(__file__).parent
 SIZES = {
     "default": [],
     "100M": [
@@ -55,7 +54,7 @@ def side_command(side: str, size: str, steps: int, folder: Path, earlier: Path |
     if side == SIDES[0]:
         parser = build_parser(cpu=is_without_cuda())
         flags = flags_of(read_recipe(earlier / "recipe.yaml", parser), parser)
-        environment = {"PREPARED_DATA": str(earlier / "data"), "PYTHONPATH": f"{HERE}:{ROOT}"}
+        environment = {"PREPARED_DATA": str(earlier / "data")}
         return [str(HERE / "plain_openrlhf.py"), str(folder), *flags], environment
     prompts = 4 if size == "100M" else 32
     flags = [*SIZES[size], *(WITHOUT_ENCODER if side == SIDES[1] else [])]

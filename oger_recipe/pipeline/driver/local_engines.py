@@ -36,15 +36,18 @@ def local_engines(memory_gb: float | None = None, told: Told | None = None) -> I
 
 
 @contextlib.contextmanager
-def ray_here() -> Iterator[bool]:
-    """Start or join Ray for the block; yield whether it is without CUDA. Raises RecipeError for a silent cluster."""
+def ray_here(verbose: bool = False) -> Iterator[bool]:
+    """Start or join Ray for the block; yield whether it is without CUDA. ``verbose``: print what workers print.
+
+    Raises RecipeError for a silent cluster.
+    """
     here = machine()
     if here.silent:
         raise RecipeError(here.no_answer)
     cpu = here.cpu
     environment = run_environment(cpu) | {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
     with cleared_up() if here.cluster is None else contextlib.nullcontext() as folder:
-        start_ray(environment, cpu, 1 if cpu else 0, False, folder)
+        start_ray(environment, cpu, 1 if cpu else 0, verbose, folder)
         try:
             yield cpu
         finally:

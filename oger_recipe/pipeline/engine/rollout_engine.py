@@ -13,7 +13,7 @@ from typing import Any
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 from vllm.sampling_params import RequestOutputKind
 
-from oger_recipe.base.cpu import engine_arguments, is_without_cuda
+from oger_recipe.base.cpu import ROWS, engine_arguments, is_without_cuda
 from oger_recipe.base.cutting import StepSampling
 from oger_recipe.base.remote_code import may_run
 from oger_recipe.base.seeds import stable_seed
@@ -32,8 +32,7 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
         cpu = is_without_cuda()  # with tensor parallelism its GPUs are its workers', and Ray shows it none
         worker = "CpuWorkerWrap" if cpu else "OgerWorkerWrap"
         kwargs["worker_extension_cls"] = f"oger_recipe.pipeline.engine.engine_worker.{worker}"
-        if cpu:
-            kwargs.update(engine_arguments(kwargs["model"], kwargs["max_model_len"]))
+        kwargs.update(engine_arguments(kwargs["model"], kwargs["max_model_len"]) if cpu else {"max_num_seqs": ROWS})
         # Of the distribution that was sampled from (temperature, top-p), as the policy computes its own.
         kwargs.update(logprobs_mode="processed_logprobs", max_logprobs=1, trust_remote_code=may_run())
         with _main_module(ENGINE_PROCESS) if cpu else contextlib.nullcontext():

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import ray
 
-from oger_recipe.base.cpu import engine_arguments, free_memory, is_without_cuda, main_memory
+from oger_recipe.base.cpu import ROWS, engine_arguments, free_memory, is_without_cuda, main_memory
 from oger_recipe.base.imports import without_garbage_collection
 from oger_recipe.base.remote_code import may_run
 from oger_recipe.models.keys import ModelKeys
@@ -86,6 +86,7 @@ class JudgeActor:
             arguments |= engine_arguments(keys.model, length, revision=keys.revision, float32=float32)
         else:
             arguments |= {"gpu_memory_utilization": keys.gpu_memory_utilization, "enable_sleep_mode": True}
+            arguments |= {"max_num_seqs": ROWS}
         self._engine: Any = LLMEngine.from_engine_args(
             EngineArgs(
                 **arguments,
