@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import psutil
-from recipe_runs import run, step_events
-from step_overhead import SIDES, side_command, take_turns
+from recipe_runs import SIDES, run, step_events
+from step_overhead import side_command, take_turns
 
 ROLES = {
     "RolloutActor": "rollout actor", "EngineCore": "engine", "PolicyModelActor": "policy", "PPOTrainer": "controller",

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 import torch
-from recipe_runs import HERE, run, step_events, step_seconds, train_command
+from recipe_runs import HERE, ROLES, SIDES, run, step_events, step_seconds, train_command
 from tokenizers import Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -45,8 +45,6 @@ SIZES = {
     ],
 }  # fmt: skip
 WITHOUT_ENCODER = ["--oger.bonus_weight", "0", "--oger.replace_mode", "random"]
-SIDES = ("plain OpenRLHF", "recipe, no encoder", "recipe")
-ROLES = {"PPOTrainer": "controller", "PolicyModelActor": "policy", "RolloutActor": "engine"}  # in process titles
 
 
 def side_command(side: str, size: str, steps: int, folder: Path, earlier: Path | None) -> tuple[list[str], dict]:

@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     seconds: dict[str, list[float]] = {side: [] for side in args.sides}
     phases: dict[str, list[dict]] = {side: [] for side in args.sides}
@@ -75,6 +76,8 @@ def main() -> None:
         parts = " | ".join(f"{statistics.median(each[name] for each in phases[side]):.2f}" for name in PHASES)
         spread = f"{statistics.median(medians):.2f} ({min(medians):.2f} to {max(medians):.2f})"
         print(f"| {side} | {spread} | {to_rule:.2f} | {parts} |")
+    if args.out:
+        args.out.write_text(json.dumps(seconds, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,227 @@
+"""Measures the table of docs/costs.md, one bench after another, and writes it there. See all.sh.
+
+What is found (runs/bench/NAME.json; NAME.txt has what was printed) is not measured again: remove it to have it anew.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipe_runs import HERE, ROLES, ROOT, SIDES
+
+PLAIN, WITHOUT, WITH = SIDES
+BEGIN, END = "<!-- the rows that scripts/bench/all.sh writes -->", "<!-- their end -->"
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Writes a median, and least and most if there are several."""
+    middle, least, most = (f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
+    return middle if len(values) == 1 else f"{middle} ({least} to {most})"
+
+
+def ratio(mine: Sequence[float], theirs: Sequence[float]) -> str:
+    """Writes the median of the ratios in each round: the machine's speed changes between rounds."""
+    return f"{statistics.median(a / b for a, b in zip(mine, theirs, strict=True)):.2f}"
+
+
+def step(found: dict[str, Any]) -> str:
+    seconds = {side: [statistics.median(run["steps"]) for run in runs] for side, runs in found["results"].items()}
+    parts = [f"{ratio(seconds[side], seconds[PLAIN])} ({spread(seconds[side])} s) {side}" for side in (WITHOUT, WITH)]
+    return f"{'; '.join(parts)}; plain {spread(seconds[PLAIN])} s"
+
+
+def memory(found: dict[str, Any]) -> str:
+    def peaks(side: str, role: str) -> list[float]:
+        return [run["peaks"][role] for run in found["results"][side]]
+
+    return "; ".join(
+        f"{role} {' and '.join(ratio(peaks(side, role), peaks(PLAIN, role)) for side in (WITHOUT, WITH))}"
+        for role in ROLES.values()
+    )
+
+
+def startup(found: dict[str, Any]) -> str:
+    return "; ".join(f"{spread([one['rollouts'] for one in found[side]])} s {side}" for side in (WITHOUT, WITH, PLAIN))
+
+
+def rewards(found: dict[str, Any]) -> str:
+    rule, *others = found
+    parts = [f"{ratio(found[side], found[rule])} ({spread(found[side])} s) {side}" for side in others]
+    return f"{'; '.join(parts)}; {rule} {spread(found[rule])} s"
+
+
+def throughput(found: dict[str, Any]) -> str:
+    parts = []
+    for size, sides in found.items():
+        rates = {side: [rate for _, rate in runs] for side, runs in sides.items()}
+        trl = rates.pop("TRL")
+        parts.append(f"{size}: {', '.join(f'{ratio(mine, trl)} {side}' for side, mine in rates.items())}")
+    return "; ".join(parts)
+
+
+def token_stats(found: dict[str, Any]) -> str:
+    ours, theirs = (
+        {name: [run[name] for run in found["results"][side]] for name in ("bytes", "seconds")}
+        for side in ("recipe", "openrlhf")
+    )
+    less = ratio(theirs["bytes"], ours["bytes"])
+    return f"memory {less} times less, {spread(ours['seconds'])} s; OpenRLHF's {spread(theirs['seconds'])} s"
+
+
+def encoder(found: dict[str, Any]) -> str:
+    return "; ".join(f"{each['ratio']:.2f} on {each['name']}" for each in found["rates"])
+
+
+def cache(found: dict[str, Any]) -> str:
+    facts = found["cache"]
+    return f"{facts['until_kill_s'] + facts['rest_s']:.0f} s, killed in between; then {facts['warm_s']:.2f} s"
+
+
+def grading(found: dict[str, Any]) -> str:
+    sides = {name: (found[name]["pool"], found[name]["bare processes"]) for name in ("short", "8k tokens")}
+    return "; ".join(f"{ratio(*both)} ({spread(both[0], 0)} answers/s) {name}" for name, both in sides.items())
+
+
+def hostile(found: dict[str, Any]) -> str:
+    facts = (found[f"{name}, hostile"] for name in ("short", "8k tokens"))
+    return "; ".join(f"{each['hostile_s']:.1f} s where {each['allowed_s']:.1f} s are allowed" for each in facts)
+
+
+def quickstart(found: dict[str, float]) -> str:
+    return "; ".join(f"{name} {seconds:.0f} s" for name, seconds in found.items())
+
+
+@dataclass(frozen=True)
+class Bench:
+    """rows: what each is about, its goal, and its figures in what the bench wrote."""
+
+    arguments: str
+    rows: tuple[tuple[str, str, Callable[[Any], str]], ...]
+
+
+STEP = "a step relative to plain OpenRLHF's, default job; MiniLM is forty times the policy"
+PRM = "a step with a PRM of the policy's size relative to one with the rule alone"
+BENCHES = {
+    "quickstart": Bench("quickstart.py", (("the quickstart in a fresh clone, nothing cached", "", quickstart),)),
+    "startup": Bench("startup.py --rounds 3", (("from the command to the first rollouts", "15 s", startup),)),
+    "step": Bench(
+        "step_overhead.py --rounds 2 --steps 8",
+        (
+            (STEP, "1.00", step),
+            ("peak memory relative to plain's, without and with the encoder", "1.03; controller 1.05", memory),
+        ),
+    ),
+    "step_100M": Bench(
+        "step_overhead.py --size 100M --rounds 2 --steps 5",
+        (("the same with a policy of 100 M parameters", "1.00, 1.03 with MiniLM", step),),
+    ),
+    "throughput": Bench(
+        "throughput.py --trl {trl} --rounds 2 --steps 4",
+        (("samples per second relative to TRL's GRPOTrainer", "1.00", throughput),),
+    ),
+    "step_rewards": Bench(
+        "step_rewards.py --steps 5 --rounds 2",
+        ((PRM, "1.1; 1.5 in an engine", rewards),),
+    ),
+    "token_stats": Bench(
+        "token_stats.py",
+        (("log-probabilities, entropies, gradients, 8,192 tokens x 151,936", "8 times less memory", token_stats),),
+    ),
+    "encoder": Bench(
+        "encoder.py --data {data}",
+        (
+            ("encoder speed relative to `SentenceTransformer.encode`", "1.5", encoder),
+            ("cache of 10,000 teachers; a warm start", "1 s", cache),
+        ),
+    ),
+    "grading": Bench(
+        "grading.py --data {data} --rounds 3",
+        (
+            ("grading relative to bare processes without limits, 2 workers", "1.00", grading),
+            ("1,000 answers with ten endless ones", "limit x share", hostile),
+        ),
+    ),
+}  # fmt: skip
+
+
+def measure(name: str, folder: Path, places: dict[str, Path]) -> None:
+    """Runs a bench, unless what it found is there."""
+    out, printed = folder / f"{name}.json", folder / f"{name}.txt"
+    if out.exists():
+        return
+    script, *arguments = BENCHES[name].arguments.format(**places).split()
+    print(f"{name}: {printed} has what it prints", flush=True)
+    part = out.with_suffix(".part")
+    with printed.open("w") as text:
+        done = subprocess.run(
+            [sys.executable, str(HERE / script), *arguments, "--out", str(part)], stdout=text, stderr=text, cwd=ROOT
+        )
+    if done.returncode:
+        sys.exit(f"{name} failed:\n{printed.read_text()[-3000:]}")
+    facts = {"date": f"{datetime.date.today()}", "commit": commit(), "found": json.loads(part.read_text())}
+    out.write_text(json.dumps(facts, indent=2))
+    part.unlink()
+
+
+def commit() -> str:
+    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def table(folder: Path) -> str:
+    """Writes a row for everything that was measured."""
+    model = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    lines = [
+        f"On {len(os.sched_getaffinity(0))} cores of {model.split(':')[1].strip()}:", "",
+        "| what | measured: median (least to most of the runs) | goal | command | when, commit |",
+        "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, bench in BENCHES.items():
+        if (out := folder / f"{name}.json").exists():
+            facts = json.loads(out.read_text())
+            command, when = bench.arguments.replace("{trl}", "DIR").replace("{data}", "DIR"), facts["date"]
+            for what, goal, figures in bench.rows:
+                cells = (what, figures(facts["found"]), goal, f"`{command}`", f"{when}, {facts['commit']}")
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write(page: Path, rows: str) -> None:
+    """Puts the table between the page's two marks."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        sys.exit(f"{page} lacks the marks {BEGIN} and {END}")
+    page.write_text(f"{before}{BEGIN}\n\n{rows}\n\n{END}{after}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="see README.md; without it, what needs it is left out")
+    parser.add_argument("--trl", type=Path, help="see throughput.py; without it, that is left out")
+    parser.add_argument("--only", nargs="+", choices=BENCHES, default=list(BENCHES))
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench", help="folder of what benches write")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "costs.md")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    places = {name: path for name in ("data", "trl") if (path := getattr(args, name))}
+    for name in args.only:
+        if missing := [
+            place for place in ("data", "trl") if f"{{{place}}}" in BENCHES[name].arguments and place not in places
+        ]:
+            print(f"{name}: left out, for want of --{missing[0]}", flush=True)
+            continue
+        measure(name, args.out, places)
+        write(args.page, table(args.out))
+
+
+if __name__ == "__main__":
+    main()
