@@ -17,6 +17,8 @@ import pytest
 from hang import HANG_S
 from runs import ROOT, caches_in, lines
 
+from oger_recipe.run_folder import checkpoints
+
 pytestmark = pytest.mark.full
 STEPS = 4
 
@@ -54,6 +56,10 @@ class Nodes:
         metrics = self.run_dir / "metrics.jsonl"
         return [record["step"] for record in lines(metrics)] if metrics.exists() else []
 
+    def saved(self) -> int:
+        newest = checkpoints.newest_whole(checkpoints.found(self.run_dir / "checkpoints"))
+        return newest.step if newest else 0
+
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Nodes]:
@@ -81,7 +87,7 @@ def ends(running: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
 
 def test_a_node_that_dies_ends_the_run_with_its_name(nodes: Nodes) -> None:
     head, worker = nodes.start()
-    nodes.until(head, lambda: nodes.steps() == [1])
+    nodes.until(head, lambda: nodes.saved() == 1)
     processes = [*started_by(head), *started_by(worker)]
     [raylet] = [each for each in started_by(worker) if each.name() == "raylet"]
     apart = ("ray::OgerPolicyModelActor", "ray::OgerRolloutActor")
