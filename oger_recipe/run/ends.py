@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from oger_recipe.base.errors import RecipeError, RunDied, RunFailed, RunStopped
 from oger_recipe.base.files import read_jsonl
@@ -25,6 +24,7 @@ from oger_recipe.run_folder.records import (
     STOP_ASKED,
     ask_to_stop,
     event,
+    progress,
     stop_asked,
 )
 
@@ -156,21 +156,6 @@ def explained(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
             f"training stopped {progress(run_dir)}: {redacted(reason)}\n  {_rest(run_dir, checkpoint_folder, argv)}"
             f"\n  traceback: {log}"
         ) from None
-
-
-def progress(run_dir: Path, *, in_step: bool = True) -> str:
-    """Say how far the run has come, by its events. ``in_step``: in a step, or between two."""
-    events: list[dict[str, Any]] = []
-    with contextlib.suppress(OSError):
-        events = read_jsonl(run_dir / "events.jsonl")
-    totals = [event["steps"] for event in events if event.get("event") == "ready"]
-    steps = [event["step"] for event in events if event.get("event") == "step"]
-    total, last = (totals[-1] if totals else None), (steps[-1] if steps else 0)
-    if not in_step:
-        return f"after step {last} of {total}" if last else "before the first step"
-    if total is None:
-        return f"at step {last + 1}" if last else "before the first step"
-    return f"after step {last} of {total}" if last >= total else f"at step {last + 1} of {total}"
 
 
 def _rest(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> str:

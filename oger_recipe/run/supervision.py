@@ -25,10 +25,10 @@ from oger_recipe.base.errors import RecipeError, RunFailed, kind_of
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.base.secrets import redacted
 from oger_recipe.base.signals import HEEDED
-from oger_recipe.run.ends import CAN_RESUME, progress, resume_command
+from oger_recipe.run.ends import CAN_RESUME, resume_command
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder.attempt import saved_something
-from oger_recipe.run_folder.records import BEGAN, ENDED, RESTARTING, STOPPED_BY_ALARM, event
+from oger_recipe.run_folder.records import BEGAN, ENDED, RESTARTING, STOPPED_BY_ALARM, event, progress
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10, 300
 _ALIKE = 3  # failures of one kind at one step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.base.files import append_json, to_json
+from oger_recipe.base.files import append_json, read_jsonl, to_json
 
 STOP_ASKED = ".oger-stop"  # file in a run's folder: empty, or when the run is asked to end, as one of the next two
 AFTER_STEP, AT_ONCE = "after the step", "at once"
@@ -24,6 +25,21 @@ RESTARTING = "restarting"  # event between two attempts, where a supervisor star
 def event(run_dir: Path, name: str, /, **facts: Any) -> None:
     """Append an event to events.jsonl, which the command line follows to show progress."""
     append_json(run_dir / "events.jsonl", {"time": time.time(), "event": name} | facts)
+
+
+def progress(run_dir: Path, *, in_step: bool = True) -> str:
+    """Say how far the run has come, by its events. ``in_step``: in a step, or between two."""
+    events: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        events = read_jsonl(run_dir / "events.jsonl")
+    totals = [event["steps"] for event in events if event.get("event") == "ready"]
+    steps = [event["step"] for event in events if event.get("event") == "step"]
+    total, last = (totals[-1] if totals else None), (steps[-1] if steps else 0)
+    if not in_step:
+        return f"after step {last} of {total}" if last else "before the first step"
+    if total is None:
+        return f"at step {last + 1}" if last else "before the first step"
+    return f"after step {last} of {total}" if last >= total else f"at step {last + 1} of {total}"
 
 
 def ask_to_stop(run_dir: Path, when: str) -> None:

@@ -23,10 +23,19 @@ class Tree:
         self._seen: set[psutil.Process] = {self.driver}
 
     def look(self) -> None:
-        found = set(self._seen)
-        for process in self._seen:
+        found, pids = set(self._seen), {each.pid for each in self.alive()}
+        # Not psutil's children: where the clock was set back, a child seems to be older than its parent, and is none.
+        parents = {}
+        for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                found.update(process.children(recursive=True))
+                parents[process.pid] = process.ppid()
+        for pid in parents:
+            above = pid
+            while (above := parents.get(above, 0)) and above not in pids:
+                pass
+            if above:
+                with contextlib.suppress(psutil.Error):
+                    found.add(psutil.Process(pid))
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, psutil.Error):
                 if self._mark in (folder / "environ").read_bytes():

@@ -51,11 +51,11 @@ def struck(one: Trial, attempt: Attempt, step: int, seconds: Mapping[str, float]
         wrong = _of_page(text) + (["it went on"] if one.victim.ends else [])
         send([attempt.tree.driver], [signal.SIGINT])
         attempt.ended(END_LIMIT_S)
-    else:
-        wrong = faults(one, text, phase, step)
-        wrong += ["it ended"] if not one.victim.ends and one.victim.said is None else []
     since = time.time()
     left = _left(one, attempt)
+    if end != "went on":
+        wrong = faults(one, attempt.text()[printed:], phase, step)  # by now all have said what they say
+        wrong += ["it ended"] if not one.victim.ends and one.victim.said is None else []
     return {
         "hit": phase,
         "step": step,

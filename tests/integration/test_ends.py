@@ -327,6 +327,34 @@ def test_a_run_ends_with_the_part_of_ray_that_died_also_where_nothing_else_notic
         each.wait()
 
 
+ENDED_IN_C = """
+import os, subprocess, sys, time
+from pathlib import Path
+from oger_recipe.pipeline.driver.start_ray import cleared_up
+run_dir, part = Path(sys.argv[1]), Path(sys.argv[2], "gcs_server")
+part.symlink_to("/bin/sleep")
+gcs = subprocess.Popen([part, "60"])
+with cleared_up(run_dir / "logs"):
+    gcs.kill()
+    print(gcs.pid, flush=True)
+    time.sleep(6)
+    if sys.argv[3] == "in C++":
+        os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("how", ["in C++", "in order"])
+def test_what_the_driver_could_not_say_any_more_is_said_by_its_watcher(
+    how: str, run_dir: Path, tmp_path: Path, forks: Forks
+) -> None:
+    (run_dir / "logs").mkdir(exist_ok=True)
+    (run_dir / "events.jsonl").write_text('{"event": "ready", "steps": 9}\n{"event": "step", "step": 2}\n')
+    done = forks.run("-c", ENDED_IN_C, str(run_dir), str(tmp_path), how)
+    pid, *said = done.stdout.splitlines()
+    reason = f"Ray itself died (gcs_server, pid {pid}) of SIGKILL; its log: {run_dir}/logs/gcs.log"
+    assert said == ([f"oger train: training stopped at step 3 of 9: {reason}"] if how == "in C++" else [])
+
+
 UNREACHED = """
 import os, sys
 from pathlib import Path

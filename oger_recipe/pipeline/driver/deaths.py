@@ -15,7 +15,7 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.secrets import redacted
 from oger_recipe.base.stacks import state_and_parent
-from oger_recipe.pipeline.driver.start_ray import dead_part
+from oger_recipe.pipeline.driver.ray_parts import dead_part
 from oger_recipe.run_folder.worker_logs import JUDGE, ROLES, outputs, workers
 
 _INTERVAL_S = 1.0
@@ -58,7 +58,7 @@ class Processes(threading.Thread):
     def run(self) -> None:
         while not self._ended.wait(_INTERVAL_S):
             self.look()
-            if self._interrupts.is_set() and dead_part():
+            if self._interrupts.is_set() and dead_part(self._driver):
                 self._interrupts.clear()
                 signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
 
@@ -174,8 +174,10 @@ def _kills_for_want_of_memory() -> int:
 def why(error: BaseException, processes: Processes, session_logs: Path, run_dir: Path) -> str:
     """Say in a sentence why the run ended: what went wrong first, of all that may stand behind ``error``."""
     raised, origin = _unwrapped(error)
-    if sentence := _full_disk(error, (run_dir, session_logs)) or _rays_own(run_dir / "logs"):
+    if sentence := _full_disk(error, (run_dir, session_logs)):
         return sentence
+    if dead := dead_part(os.getpid()):
+        return dead.sentence(run_dir / "logs")
     if isinstance(raised, RecipeError):  # the controller's own decision
         return str(raised)
     if _NO_START in str(raised):
@@ -266,12 +268,3 @@ def _of_actor(text: str, logs: dict[int, Path]) -> str:
     log = logs.get(int(facts.get("pid", 0)))
     where = f"; its log: {log}" if log else "; it had no log yet"
     return f"the {role} died (pid {facts.get('pid')} on {facts.get('ip')}): {detail.rstrip()}{where}"
-
-
-def _rays_own(logs: Path) -> str | None:
-    """Say which part of Ray died: its exit code is known."""
-    if (dead := dead_part()) is None:
-        return None
-    name, pid, code = dead
-    how = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    return f"Ray itself died ({name}, pid {pid}) {how}; its log: {logs / name.split('_')[0]}.log"

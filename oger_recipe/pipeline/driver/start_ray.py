@@ -27,12 +27,11 @@ from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import ray_folder
 from oger_recipe.base.machine import cluster_address, is_on_loopback
 from oger_recipe.base.signals import HEEDED, let_second_kill
-from oger_recipe.base.stacks import state_and_parent
+from oger_recipe.pipeline.driver.ray_parts import dead_part
 
 _CLEAR_UP_S = 30  # what the watcher may take
 _START_S = 300  # what Ray's node may take
 _LOOK_S = 0.5  # from one look at Ray's parts to the next, while it starts
-_PARTS = ("gcs_server", "raylet")  # those without which a run cannot go on
 _PREFIX, _HELD = "oger-", ".held"  # of a run's folder; the file in it whose lock a live run or its watcher holds
 
 
@@ -77,6 +76,8 @@ def cleared_up(logs: Path | None = None, held: Sequence[int] = ()) -> Iterator[P
             yield folder
         finally:
             os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
+            with contextlib.suppress(OSError):  # the watcher was killed
+                os.write(alive, b"it says itself why it ends")
             os.close(alive)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 watcher.wait(_CLEAR_UP_S)
@@ -92,7 +93,8 @@ def _watcher(folder: Path, logs: Path | None, ended: int, held: Sequence[int]) -
         *([str(logs)] if logs else []),
     ]
     # In a session of its own: Ctrl-C in the terminal does not reach it.
-    return subprocess.Popen(command, stdin=ended, pass_fds=held, start_new_session=True, stdout=subprocess.DEVNULL)
+    stdout = None if logs else subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=ended, pass_fds=held, start_new_session=True, stdout=stdout)
 
 
 def _clear_up_after_killed(parent: Path) -> None:
@@ -124,7 +126,7 @@ def start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose
     with _signals_wait(), _while_its_parts_live():
         threading.Thread(target=start, daemon=True).start()
         while not wait([context], _LOOK_S).done:
-            if dead_part() and not wait([context], _LOOK_S).done:  # it may know more of it
+            if dead_part(os.getpid()) and not wait([context], _LOOK_S).done:  # it may know more of it
                 raise ConnectionError("a part of Ray died while it started")
     return context.result()
 
@@ -167,7 +169,7 @@ def _while_its_parts_live() -> Iterator[None]:
             try:
                 return of_ray(*args)
             except RuntimeError:  # it is not known yet
-                if dead_part() or time.monotonic() > until:
+                if dead_part(os.getpid()) or time.monotonic() > until:
                     raise
                 time.sleep(_LOOK_S)
 
@@ -176,22 +178,6 @@ def _while_its_parts_live() -> Iterator[None]:
         yield
     finally:
         ray._private.services.get_node = of_ray
-
-
-def dead_part() -> tuple[str, int, int] | None:
-    """Return name, process id and exit code (of a signal: minus its number) of a part of Ray that this process has
-    started and that has ended, the GCS before the raylet; None while both live."""
-    dead: dict[str, tuple[str, int, int]] = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        state, parent = state_and_parent(int(process.name)) or ("", 0)
-        if parent == os.getpid() and state in ("Z", "X"):
-            with contextlib.suppress(OSError):  # its parent has waited for it meanwhile
-                name = (process / "comm").read_text().strip()
-                ended = os.waitid(os.P_PID, int(process.name), os.WEXITED | os.WNOWAIT)  # it stays for the next look
-                if ended and name in _PARTS:
-                    code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-                    dead[name] = (name, ended.si_pid, code)
-    return next((dead[name] for name in _PARTS if name in dead), None)
 
 
 def _started(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:

@@ -4,35 +4,49 @@
 
 FOLDER is the run's own temporary folder. Ray, vLLM and their like keep logs and sockets there, and whatever process
 writes to a file in it belongs to the run. Standard input is a pipe whose other end the driver alone holds, so that it
-closes when the driver has done its part or was killed. Then the processes that are left end, their logs are kept where
-there is a place for them, and the folder goes.
+closes when the driver has done its part, which it says before, or was killed. Then the processes that are left end,
+their logs are kept where there is a place for them, and the folder goes. Where Ray's C++ has ended the driver because a
+part of Ray had died, nobody has said anything: it is said here.
 """
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 
+from oger_recipe.pipeline.driver.ray_parts import dead_part
+from oger_recipe.run_folder.records import progress
 from oger_recipe.run_folder.worker_logs import keep
 
 _GRACE_S, _LIMIT_S = 2.0, 15.0
+_LOOK_S = 2.0
 
 
 def main() -> None:
     folder, logs = Path(sys.argv[1]), list(map(Path, sys.argv[2:]))
-    driver = os.getppid()
+    driver, dead = os.getppid(), None
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while os.read(0, 4096):
-        pass
+    has_said = False
+    while True:
+        if not select.select([0], [], [], _LOOK_S)[0]:
+            dead = dead or dead_part(driver)
+        elif os.read(0, 4096):
+            has_said = True
+        else:
+            break
     _end_writers(folder, spared={driver, os.getpid()})
     for session in folder.glob("session_2*"):  # beside a link, session_latest
         with contextlib.suppress(OSError):  # a full disk, say: what follows frees some of it
             for target in logs:
                 keep(session / "logs", target)
     shutil.rmtree(folder, ignore_errors=True)
+    for target in logs:
+        if dead and not has_said:
+            print(f"oger train: training stopped {progress(target.parent)}: {dead.sentence(target)}", flush=True)
 
 
 def _end_writers(folder: Path, spared: set[int]) -> None:
