@@ -5,7 +5,7 @@
 FOLDER is the run's own temporary folder. Ray, vLLM and their like keep logs and sockets there, and whatever process
 writes to a file in it belongs to the run. Standard input is a pipe whose other end the driver alone holds, so that it
 closes when the driver has done its part, which it says before, or was killed. Then the processes that are left end,
-their logs are kept where there is a place for them, and the folder goes. Where Ray's C++ has ended the driver, for want
+their logs are kept where there is a place for them, and the folder goes. Where Ray's C++ ended the driver, for want
 of a part of Ray, that is said here.
 """
 
