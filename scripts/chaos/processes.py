@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import psutil
 from plan import DRIVER, TREE, Victim
+
+from oger_recipe.base.stacks import state_and_parent
 
 MARK = "OGER_CHAOS"  # environment variable that the processes of an attempt inherit
 _SHARED = Path("/dev/shm")
@@ -63,8 +66,8 @@ def send(processes: Iterable[psutil.Process], signals: Iterable[signal.Signals])
         if number:
             time.sleep(0.6)  # the same signal within 0.3 s does not count
         for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(each)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, each)
 
 
 def shared_files() -> set[str]:
@@ -100,9 +103,9 @@ def wait(condition: Callable[[], object], limit_s: float, every_s: float = 0.02)
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
+    # Not psutil's is_running: where the clock is moved, it takes a process for another one of that number.
+    state, _ = state_and_parent(process.pid) or ("X", 0)
+    return state not in "ZX"
 
 
 def _command(process: psutil.Process) -> str:
