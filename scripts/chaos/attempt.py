@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from plan import phase_of
-from processes import MARK, Tree, shared_files, wait
+from processes import MARK, Tree, send, shared_files, wait
 
 from oger_recipe.run_folder import checkpoints
 
@@ -110,6 +111,5 @@ class Attempt:
 
     def __exit__(self, *_: object) -> None:
         self.tree.look()
-        for process in self.tree.alive():
-            process.kill()
+        send(self.tree.alive(), [signal.SIGKILL])
         self._process.wait()
