@@ -92,13 +92,19 @@ def _below(root: int, pids: set[int]) -> set[int]:
     return found
 
 
+def stat_of(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the second one, the program's name, on; None if the process is gone."""
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+    except OSError:
+        return None
+    return [name, *rest.split()]
+
+
 def state_and_parent(pid: int) -> tuple[str, int] | None:
     """Return a process's state, a letter of /proc, and its parent; None if it is gone."""
-    try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-    except (OSError, ValueError):
-        return None
-    return state, int(parent)
+    fields = stat_of(pid)
+    return (fields[1], int(fields[2])) if fields else None
 
 
 def _file(pid: int, name: str) -> Path | None:

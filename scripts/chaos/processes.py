@@ -5,16 +5,18 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 from plan import DRIVER, TREE, Victim
 
-from oger_recipe.base.stacks import state_and_parent
+from oger_recipe.base.stacks import stat_of, state_and_parent
 
 MARK = "OGER_CHAOS"  # environment variable that the processes of an attempt inherit
 _SHARED = Path("/dev/shm")
+_Identity: TypeAlias = tuple[int, str]
 
 
 class Tree:
@@ -23,30 +25,28 @@ class Tree:
 
     def __init__(self, driver: int, mark: str) -> None:
         self.driver, self._mark = psutil.Process(driver), f"{MARK}={mark}".encode()
-        self._seen: set[psutil.Process] = {self.driver}
+        self._seen: dict[_Identity, psutil.Process] = {}
+        self._add(driver)
+
+    def _add(self, pid: int) -> None:
+        if identity := _identity(pid):
+            with contextlib.suppress(psutil.Error):
+                self._seen.setdefault(identity, psutil.Process(pid))
 
     def look(self) -> None:
-        found, pids = set(self._seen), {each.pid for each in self.alive()}
-        # Not psutil's children: where the clock was set back, a child seems to be older than its parent, and is none.
-        parents = {}
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                parents[process.pid] = process.ppid()
+        ours = {each.pid for each in self.alive()}
+        parents = {int(folder.name): _parent(int(folder.name)) for folder in Path("/proc").glob("[0-9]*")}
         for pid in parents:
-            above = pid
-            while (above := parents.get(above, 0)) and above not in pids:
-                pass
-            if above:
-                with contextlib.suppress(psutil.Error):
-                    found.add(psutil.Process(pid))
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, psutil.Error):
-                if self._mark in (folder / "environ").read_bytes():
-                    found.add(psutil.Process(int(folder.name)))
-        self._seen = found
+            if not ours.isdisjoint(_ancestors(pid, parents)) or self._is_marked(pid):
+                self._add(pid)
+
+    def _is_marked(self, pid: int) -> bool:
+        with contextlib.suppress(OSError):
+            return self._mark in Path(f"/proc/{pid}/environ").read_bytes()
+        return False
 
     def alive(self) -> list[psutil.Process]:
-        return [each for each in self._seen if _is_alive(each)]
+        return [each for identity, each in self._seen.items() if _identity(each.pid) == identity]
 
     def find(self, victim: Victim) -> list[psutil.Process]:
         """Return the processes to strike; none while the victim is not there."""
@@ -56,7 +56,8 @@ class Tree:
         if victim.process == TREE:
             return self.alive()
         found = [each for each in self.alive() if victim.process in _command(each)]
-        below = [each for each in found if _parent(each) in found]  # a worker has its server's command line
+        pids = {each.pid for each in found}
+        below = [each for each in found if _parent(each.pid) in pids]  # a worker has its server's command line
         return (below or found)[:1]
 
 
@@ -102,10 +103,18 @@ def wait(condition: Callable[[], object], limit_s: float, every_s: float = 0.02)
     return True
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    # Not psutil's is_running: where the clock is moved, it takes a process for another one of that number.
-    state, _ = state_and_parent(process.pid) or ("X", 0)
-    return state not in "ZX"
+def _identity(pid: int) -> _Identity | None:
+    """Return a living process's number and when it began, in ticks since the machine did; None if it has ended.
+
+    psutil has the time of the clock: where that is moved, it takes a process for another one, and no child for one.
+    """
+    fields = stat_of(pid)
+    return (pid, fields[20]) if fields and fields[1] not in "ZX" else None
+
+
+def _ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
+    while pid := parents.get(pid, 0):
+        yield pid
 
 
 def _command(process: psutil.Process) -> str:
@@ -114,10 +123,8 @@ def _command(process: psutil.Process) -> str:
     return ""
 
 
-def _parent(process: psutil.Process) -> psutil.Process | None:
-    with contextlib.suppress(psutil.Error):
-        return process.parent()
-    return None
+def _parent(pid: int) -> int:
+    return (state_and_parent(pid) or ("", 0))[1]
 
 
 def _ports(processes: Iterable[psutil.Process]) -> list[tuple[int, int]]:

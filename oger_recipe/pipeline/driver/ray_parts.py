@@ -1,17 +1,18 @@
 """The processes of Ray without which a run cannot go on: which of them has died, in a sentence."""
 
-import contextlib
 import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+
+from oger_recipe.base.stacks import stat_of
 
 _NAMES = ("gcs_server", "raylet")
 
 
 @dataclass(frozen=True)
 class DeadPart:
-    """code: its exit code, or minus the number of the signal that killed it."""
+    """A process of Ray that has died. code: its exit code, or minus the number of the signal that killed it."""
 
     name: str
     pid: int
@@ -24,15 +25,12 @@ class DeadPart:
 
 
 def dead_part(driver: int) -> DeadPart | None:
-    """Return a part of the Ray that the driver has started that has died, the GCS before the raylet; None while both
-    live."""
+    """Return the GCS or the raylet that the process ``driver`` has started, if it has died; of both, the GCS."""
     dead = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):  # it is waited for meanwhile
-            name, _, rest = (process / "stat").read_text().partition("(")[2].rpartition(")")
-            facts = rest.split()
-            if name in _NAMES and facts[0] in "ZX" and int(facts[1]) == driver:
-                status = int(facts[49])
-                code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-                dead[name] = DeadPart(name, int(process.name), code)
+    for pid in (int(process.name) for process in Path("/proc").glob("[0-9]*")):
+        fields = stat_of(pid)
+        if fields and fields[0] in _NAMES and fields[1] in "ZX" and int(fields[2]) == driver:
+            status = int(fields[50])
+            code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            dead[fields[0]] = DeadPart(fields[0], pid, code)
     return next((dead[name] for name in _NAMES if name in dead), None)

@@ -132,7 +132,7 @@ def start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Say whether Ray's warning is any: the handler that it misses in a thread is the main thread's affair."""
+    """Return False for Ray's warning that it cannot set its handler of SIGTERM in a thread: it is to set none."""
     return "SIGTERM handler is not set" not in record.msg
 
 

@@ -32,7 +32,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     has_said = False
     while True:
-        if not select.select([0], [], [], _LOOK_S)[0]:
+        if not select.select([0], [], [], _LOOK_S if logs else None)[0]:
             dead = dead or dead_part(driver)
         elif os.read(0, 4096):
             has_said = True

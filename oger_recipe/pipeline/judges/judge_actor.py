@@ -85,8 +85,8 @@ class JudgeActor:
             float32 = arguments["dtype"] == "float32"
             arguments |= engine_arguments(keys.model, length, revision=keys.revision, float32=float32)
         else:
-            arguments |= {"gpu_memory_utilization": keys.gpu_memory_utilization, "enable_sleep_mode": True}
-            arguments |= {"max_num_seqs": ROWS}
+            arguments |= {"gpu_memory_utilization": keys.gpu_memory_utilization, "max_num_seqs": ROWS}
+            arguments |= {"enable_sleep_mode": True}
         self._engine: Any = LLMEngine.from_engine_args(
             EngineArgs(
                 **arguments,
