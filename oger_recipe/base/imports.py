@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from traceback import walk_tb
+from types import ModuleType
 from typing import Any
 
 from oger_recipe.base.secrets import said_by
@@ -43,19 +44,25 @@ def without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def import_without(module: str, *absent: str) -> None:
-    """Import ``module`` as if the modules ``absent`` were not installed, those aside that are loaded already.
+@contextlib.contextmanager
+def in_place_of(**modules: ModuleType | None) -> Iterator[None]:
+    """Let imports get these modules in place of those of the names, and no module for None, unless they are loaded.
 
     Whoever imports them afterwards gets them.
     """
-    hidden = [name for name in absent if name not in sys.modules]
-    for name in hidden:
-        sys.modules[name] = None  # type: ignore[assignment]
+    modules = {name: module for name, module in modules.items() if name not in sys.modules}
+    sys.modules.update(modules)  # type: ignore[arg-type]
     try:
-        importlib.import_module(module)
+        yield
     finally:
-        for name in hidden:
+        for name in modules:
             del sys.modules[name]
+
+
+def import_without(module: str, *absent: str) -> None:
+    """Import ``module`` as if the modules ``absent`` were not installed, those aside that are loaded already."""
+    with in_place_of(**dict.fromkeys(absent)):
+        importlib.import_module(module)
 
 
 def at_path(path: str) -> Any:

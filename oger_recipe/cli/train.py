@@ -18,6 +18,10 @@ def main(argv: list[str] | None = None) -> None:
         flags += supervisor.flags
     end_in_a_line("oger train")
     # The supervisor of restarts, which stays behind, has nothing of what is imported from here on.
+    if not (known.dry_run or asks_help):
+        from oger_recipe.pipeline.driver import template
+
+        template.begin()
     from oger_recipe.cli import train_ppo_ray
 
     if asks_help:

@@ -6,7 +6,6 @@ patches come first, whichever module is asked for, and it answers with its stack
 these folders are what all of them share, and so are the functions here.
 """
 
-import functools
 import os
 import signal
 import sys
@@ -23,13 +22,12 @@ if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
     vars(resource_tracker)["_HAVE_SIGMASK"] = False
 
 
-@functools.cache  # once in a process, whichever of the modules it imports
 def give_way_to_engine() -> None:
-    """Lower an actor's priority before its package imports: the engine is the last to be ready, so it goes first.
+    """Lower the priority of the actor that this process is: the engine is the last to be ready, so it goes first.
 
     Only where all share the cores of one machine. It stays so: texts are embedded with what the engine leaves.
     """
-    ray: Any = sys.modules.get("ray")  # an actor's process has imported it; a supervised training needs none
+    ray: Any = sys.modules.get("ray")
     in_actor = ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
     if in_actor and is_without_cuda():
         os.nice(4)  # of the 15 at which Ray's workers run

@@ -11,10 +11,12 @@ from oger_recipe.patches import apply_training_patches
 with without_garbage_collection():
     apply_training_patches()
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import ray
 import torch
@@ -63,17 +65,22 @@ def install() -> None:
     vllm_engine.RolloutRayActor = ray.remote(PlainRolloutActor)
 
 
+def no_template(*_: Any) -> contextlib.nullcontext:
+    return contextlib.nullcontext()
+
+
 def main() -> None:
+    # launch() puts in place whatever classes install() does; the recipe's are neither imported nor forked.
+    for module, stand_in in {"install": install, "template": no_template}.items():
+        name = f"oger_recipe.pipeline.driver.{module}"
+        sys.modules[name] = ModuleType(name)
+        setattr(sys.modules[name], module, stand_in)
     from oger_recipe.grading.pool import GradingSettings
     from oger_recipe.pipeline.driver.launch import launch
     from oger_recipe.run_folder.attempt import locked
 
     run_dir, flags = Path(sys.argv[1]), sys.argv[2:]
     (run_dir / "logs").mkdir(parents=True)
-    # launch() puts in place whatever classes this module's install() does; the recipe's are not imported at all.
-    stand_in = ModuleType("oger_recipe.pipeline.driver.install")
-    stand_in.install = install
-    sys.modules[stand_in.__name__] = stand_in
     prepared = Path(os.environ["PREPARED_DATA"])
     data = ["--data.prompt_dataset", str(prepared / "train.jsonl"), "--data.input_key", "prompt"]
     data += ["--eval.dataset", str(prepared / "eval.jsonl"), "--eval.split", "train"]

@@ -44,6 +44,7 @@ SYMBOLS = {
     "experience_fields": "openrlhf.trainer.ppo_utils.experience:Experience",
     "flash_attn_padding": None,
     "replay_buffer_device": "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.__init__",
+    "sentence_transformers_sklearn": None,
     "torch_compile": None,
     "torch_cpu_products": None,
     "torch_cuda_calls": None,
@@ -337,6 +338,16 @@ def process_that_imports(module: str, patched: str) -> dict[str, Any]:
         "signal": _outcome(lambda: importlib.import_module("scipy.signal").__name__),
         "environment": {name: value for name, value in os.environ.items() if name.startswith(SET_BY_VLLM)},
     }
+
+
+def process_that_embeds(patched: str) -> dict[str, Any]:
+    """Whether scikit-learn comes with sentence-transformers, and the distance of two points by it."""
+    if patched == "yes":
+        _patch("sentence_transformers_sklearn").apply()
+    similarity = importlib.import_module("sentence_transformers.util.similarity")
+    came = "sklearn" in sys.modules
+    points = torch.tensor([[0.0, 0.0], [3.0, 4.0]]).numpy()
+    return {"came": came, "distances": similarity.pairwise_distances(points, metric="manhattan").tolist()}
 
 
 def process_with_another_vllm() -> str:
@@ -806,6 +817,12 @@ def test_upstream_still_imports_what_nothing_needs_and_sets_the_same_variables()
     upstream, patched = (_facts(_start(process_that_imports, "engine.rollout_engine", each)) for each in ("no", "yes"))
     assert {"sklearn", "scipy", "torch._inductor.lowering"} <= set(upstream["came"])
     assert patched["environment"] == upstream["environment"]
+
+
+@pytest.mark.parametrize("patched", ["no", "yes"])
+def test_sentence_transformers_imports_scikit_learn_where_it_is_used_alone(patched: str):
+    found = _facts(_start(process_that_embeds, patched))
+    assert found == {"came": patched == "no", "distances": [[0.0, 7.0], [7.0, 0.0]]}
 
 
 def test_an_unknown_module_of_vllm_is_not_left_out():

@@ -4,8 +4,6 @@ Whoever imports a module of this package gets its process prepared first.
 """
 
 from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
-from oger_recipe.pipeline import give_way_to_engine
 
-give_way_to_engine()
 apply_training_patches()
 apply_vllm_import_patches()

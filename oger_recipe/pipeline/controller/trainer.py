@@ -14,7 +14,7 @@ from openrlhf.trainer import ppo_trainer
 from oger_recipe.base.errors import RecipeError, RunStopped, SourceFailed
 from oger_recipe.base.files import append_json, read_jsonl
 from oger_recipe.evaluation.tables import headlines
-from oger_recipe.pipeline import undecorated
+from oger_recipe.pipeline import give_way_to_engine, undecorated
 from oger_recipe.pipeline.controller import nonfinite
 from oger_recipe.pipeline.controller.alarms import Alarms
 from oger_recipe.pipeline.controller.answers import evaluate_samples, logs_of
@@ -64,6 +64,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     best_eval_metric_value: float
 
     def __init__(self, pretrain, strategy, *args, **kwargs) -> None:
+        give_way_to_engine()
         torch.manual_seed(strategy.args.train.seed)  # the sampler of the prompts draws its order's seed from here
         super().__init__(pretrain, strategy, *args, **kwargs)
         self.settings, self.guards = RunSettings.of(self.args.oger), GuardSettings.of(self.args.oger)

@@ -23,6 +23,7 @@ _INTERRUPT = signal.SIGRTMIN  # within this process; nothing else uses it
 _FULL = 16 * 2**20  # bytes: a disk with less left is full
 _NO_SPACE = ("No space left on device", "PytorchStreamWriter failed writing")
 _NO_START = "The current node timed out during startup"
+_ENGINE = "the engine"
 _NO_ENGINE = "Engine core initialization failed"
 _OF_ENGINE = re.compile(r"^\(EngineCore[^)]*\) ERROR .*?\] ([\w.]*(?:Error|Exception)\b.*)$", re.MULTILINE)
 _ROOM = "make room, or send files elsewhere (ckpt.path, RAY_TMPDIR)"
@@ -31,7 +32,7 @@ _PARTS = ROLES | {"OgerRolloutActor": "rollout actor"}  # the engine is the proc
 
 @dataclass
 class _Process:
-    parent: int
+    group: int  # of processes: an actor's engine is in the actor's, whoever has forked it
     role: str
     title: str
     peak: int  # bytes
@@ -97,29 +98,34 @@ class Processes(threading.Thread):
         parents = {int(path.name): _parent(path) for path in Path("/proc").glob("[0-9]*")}
         for pid, parent in parents.items():
             if parent is not None and self._driver in _ancestors(pid, parents):
-                self._note(pid, parent)
+                self._note(pid)
 
-    def _note(self, pid: int, parent: int) -> None:
+    def _note(self, pid: int) -> None:
         try:
-            status = Path(f"/proc/{pid}/status").read_text()
+            status, group = Path(f"/proc/{pid}/status").read_text(), os.getpgid(pid)
         except OSError:  # it ended meanwhile
             return
         title = _title(pid)
         role = _role(title)
         if role and (peak := re.search(r"VmHWM:\s+(\d+) kB", status)):
-            self._seen[pid] = _Process(parent, role, title, int(peak[1]) * 1024)
+            self._seen[pid] = _Process(group, role, title, int(peak[1]) * 1024)
 
     def gone(self) -> list[int]:
-        """Return those that ended by themselves: neither with the process that had started them, nor by plan."""
+        """Return those that ended by themselves: neither with the actor whose engine they were, nor by plan."""
         ended = {pid for pid in self._seen if _parent(Path(f"/proc/{pid}")) is None}
         return [
             pid
             for pid in sorted(ended)
-            if self._seen[pid].parent not in ended and self._seen[pid].role != f"the {JUDGE}"
+            if self.actor(pid) not in ended - {pid} and self._seen[pid].role != f"the {JUDGE}"
         ]
 
-    def parent(self, pid: int) -> int:
-        return self._seen[pid].parent
+    def actor(self, pid: int) -> int:
+        """Return the actor whose engine a process is; the process itself where it is none."""
+        of_process = self._seen[pid]
+        if of_process.role != _ENGINE:
+            return pid
+        in_group = (other for other, each in self._seen.items() if each.group == of_process.group)
+        return next((other for other in in_group if self._seen[other].role != _ENGINE), pid)
 
     def role(self, pid: int) -> str | None:
         """Return what the process is in the run; None for one that is none of its actors."""
@@ -158,7 +164,7 @@ def _ancestors(pid: int | None, parents: dict[int, int | None]) -> Iterator[int]
 
 def _role(title: str) -> str | None:
     if title.startswith("VLLM::"):
-        return "the engine"
+        return _ENGINE
     role = _PARTS.get(title.removeprefix("ray::").split(".")[0]) if title.startswith("ray::") else None
     return f"the {role}".replace("-", " ") if role else None
 
@@ -207,7 +213,7 @@ def _full_disk(error: BaseException, folders: tuple[Path, ...]) -> str | None:
 def _gone(processes: Processes, logs: dict[int, Path]) -> str:
     """Say which processes ended by themselves; an empty text where none did."""
     gone = processes.gone()
-    known = [logs.get(pid) or logs.get(processes.parent(pid)) for pid in gone]  # the engine writes to its actor's
+    known = [logs.get(pid) or logs.get(processes.actor(pid)) for pid in gone]  # the engine writes to its actor's
     where = sorted({str(log) for log in known if log})
     return "; ".join(map(processes.sentence, gone)) + (f"; its log: {', '.join(where)}" if where else "")
 

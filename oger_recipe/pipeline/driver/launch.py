@@ -13,11 +13,13 @@ import ray
 
 from oger_recipe.base.cpu import is_without_cuda
 from oger_recipe.base.errors import RecipeError, RunDied, RunStopped
+from oger_recipe.base.fork_request import PYTHON
 from oger_recipe.base.machine import cluster_address
 from oger_recipe.pipeline.driver import nodes
 from oger_recipe.pipeline.driver.deaths import Processes, why
 from oger_recipe.pipeline.driver.stalls import StallWatch
 from oger_recipe.pipeline.driver.start_ray import cleared_up, run_environment, start_ray
+from oger_recipe.pipeline.driver.template import template
 from oger_recipe.run_folder import worker_logs
 
 
@@ -49,12 +51,20 @@ def launch(
         cleared as folder,
         Processes(os.getpid()) as processes,
         StallWatch(run_dir, stall_minutes, processes, joins=joins),
+        template(folder) if cpu and folder else contextlib.nullcontext() as python,
     ):
+        if python is not None:
+            environment |= {PYTHON: str(python)}
         session_logs = logs  # until Ray has some
         try:
-            context = start_ray(environment, cpu, logical_gpus, verbose, folder)
+            # Before Ray, beside the template's own imports. While Ray starts in its thread, its forks and imports here
+            # can wait for each other's locks for ever.
+            from oger_recipe.pipeline.driver.install import install
+
+            context = start_ray(environment, cpu, logical_gpus, verbose, folder, python)
             session_logs = Path(context.address_info["session_dir"]) / "logs"
             with processes.needing_ray():
+                install()
                 _run_openrlhf(flags)
         except RunStopped:
             raise
@@ -78,9 +88,6 @@ def _job(joins: bool) -> str | None:
 
 
 def _run_openrlhf(flags: list[str]) -> None:
-    from oger_recipe.pipeline.driver.install import install
-
-    install()
     module = "openrlhf.cli.train_ppo_ray"
     argv, sys.argv = sys.argv, [module, *flags]
     try:

@@ -106,10 +106,19 @@ def _clear_up_after_killed(parent: Path) -> None:
             _watcher(mark.parent, Path(logs) if logs else None, subprocess.DEVNULL, (file.fileno(),))
 
 
-def start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:
+def start_ray(
+    environment: dict[str, str],
+    cpu: bool,
+    logical_gpus: int,
+    verbose: bool,
+    folder: Path | None,
+    python: Path | None = None,
+) -> Any:
     """Start Ray with its files in ``folder``, or join the cluster at RAY_ADDRESS without one; return its context.
 
-    Raises ConnectionError once a part of a Ray that is being started has died.
+    ``python``: what Ray starts in Python's place.
+    Raises:
+        ConnectionError: a part of a Ray that is starting has died.
     """
     # In a thread, which can be left behind: where its GCS has died, ray.init stands in C++, which ends this process
     # after a minute without a word. The thread stays: the kernel ends Ray's parts with the thread that started them.
@@ -123,7 +132,7 @@ def start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose
             context.set_exception(error)
         threading.Event().wait()
 
-    with _signals_wait(), _while_its_parts_live():
+    with _signals_wait(), _while_its_parts_live(), _as_python(python):
         threading.Thread(target=start, daemon=True).start()
         while not wait([context], _LOOK_S).done:
             if dead_part(os.getpid()) and not wait([context], _LOOK_S).done:  # it may know more of it
@@ -156,6 +165,16 @@ def _signals_wait() -> Iterator[None]:
             signal.signal(each, handler)
         if received:
             signal.raise_signal(received[0])
+
+
+@contextlib.contextmanager
+def _as_python(path: Path | None) -> Iterator[None]:
+    before = sys.executable
+    sys.executable = str(path or before)
+    try:
+        yield
+    finally:
+        sys.executable = before
 
 
 @contextlib.contextmanager
@@ -197,6 +216,9 @@ def _started(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose:
     if not cpu:  # vLLM and gloo would take the machine's own address; CPU_ENVIRONMENT has them
         return ray.init(runtime_env={"env_vars": environment | ON_LOOPBACK}, **shared)
     os.environ.update(environment)  # Ray hands it to the workers that it starts, those in advance too
+    # Nobody asks its autoscaler and its dashboard's server, and nobody reads what its log monitor sends.
+    for unused in ("start_monitor", "start_api_server", *(() if verbose else ("start_log_monitor",))):
+        setattr(ray._private.node.Node, unused, lambda *_, **__: None)
     # Logical resources: Ray only counts them, and OpenRLHF asks for GPUs by number.
     return ray.init(
         num_cpus=logical_gpus + 2,

@@ -4,7 +4,5 @@ Whoever imports a module of this package gets its process prepared first.
 """
 
 from oger_recipe.patches import apply_import_patches
-from oger_recipe.pipeline import give_way_to_engine
 
-give_way_to_engine()
 apply_import_patches()

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from oger_recipe.embedding.base import Encoder
 from oger_recipe.embedding.encoder import MakeEncoder, TrajectoryEncoder, make_encoder
 from oger_recipe.embedding.settings import EncoderSettings
+from oger_recipe.pipeline import give_way_to_engine
 
 
 class ActorEncoder(Encoder):
@@ -81,6 +82,7 @@ class EncoderActor:
     """Makes vectors of texts. Its encoder loads when first asked, and again where Ray has started it anew."""
 
     def __init__(self, settings: EncoderSettings, batch_size: int) -> None:
+        give_way_to_engine()
         self._settings, self._batch_size = settings, batch_size
 
     @cached_property

@@ -5,6 +5,8 @@ import contextlib
 import functools
 import importlib.util
 import json
+import multiprocessing
+import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from oger_recipe.base.cpu import ROWS, engine_arguments, is_without_cuda
 from oger_recipe.base.cutting import StepSampling
+from oger_recipe.base.fork_request import PYTHON
 from oger_recipe.base.remote_code import may_run
 from oger_recipe.base.seeds import stable_seed
 from oger_recipe.pipeline import undecorated
@@ -35,6 +38,8 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
         kwargs.update(engine_arguments(kwargs["model"], kwargs["max_model_len"]) if cpu else {"max_num_seqs": ROWS})
         # Of the distribution that was sampled from (temperature, top-p), as the policy computes its own.
         kwargs.update(logprobs_mode="processed_logprobs", max_logprobs=1, trust_remote_code=may_run())
+        if python := os.environ.get(PYTHON):
+            multiprocessing.set_executable(python)
         with _main_module(ENGINE_PROCESS) if cpu else contextlib.nullcontext():
             await super().__init__(*args, **kwargs)
         self.llm.collective_rpc = functools.partial(_while_it_lives, self.llm, self.llm.collective_rpc)
