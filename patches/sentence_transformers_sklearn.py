@@ -7,16 +7,17 @@ Checked: sentence-transformers 6.2.0. Needed for as long as the import is not ma
 """
 
 import importlib
-from types import ModuleType
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 
 from oger_recipe.base.imports import in_place_of
 
 
 def apply() -> None:
     """Import sentence_transformers with a function that imports scikit-learn when it is called."""
-    metrics = ModuleType("sklearn.metrics")
-    vars(metrics)["pairwise_distances"] = _pairwise_distances
-    with in_place_of(**{"sklearn": ModuleType("sklearn"), "sklearn.metrics": metrics}):
+    stand_ins = {name: module_from_spec(ModuleSpec(name, None)) for name in ("sklearn", "sklearn.metrics")}
+    vars(stand_ins["sklearn.metrics"])["pairwise_distances"] = _pairwise_distances
+    with in_place_of(**stand_ins):
         importlib.import_module("sentence_transformers")
 
 

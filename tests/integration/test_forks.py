@@ -110,19 +110,24 @@ def test_programs_end_with_their_server_and_without_one_python_is_started(tmp_pa
     assert printed == "False\n"
 
 
-def test_what_a_runs_template_forks_has_its_imports_and_a_title_of_its_own() -> None:
+def test_what_a_runs_template_forks_has_its_imports_and_title_and_random_numbers_of_its_own() -> None:
     program = """
 import sys, ray
 ray._raylet.setproctitle("ray::Actor")
 print(open("/proc/self/cmdline").read().split("\\0")[0].strip(), "vllm" in sys.modules, "sklearn" in sys.modules)
+print(ray.ObjectID.from_random())
 """
     template.begin()
     [(process, _)] = template._begun
     with tempfile.TemporaryDirectory(prefix="f", dir="/tmp") as folder, template.template(Path(folder)) as python:
-        words = [str(python), "-c", program, FORKED]
-        environment = os.environ | CPU_ENVIRONMENT
-        printed = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANG_S).stdout
-    assert printed == "ray::Actor True False\n"
+        words, environment = [str(python), "-c", program, FORKED], os.environ | CPU_ENVIRONMENT
+        printed = [
+            subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANG_S).stdout.splitlines()
+            for _ in range(2)
+        ]
+    titles, ids = zip(*printed, strict=True)
+    assert titles == ("ray::Actor True False",) * 2
+    assert ids[0] != ids[1]
     assert not template._begun
     assert process.returncode is not None
 

@@ -342,6 +342,7 @@ def process_that_imports(module: str, patched: str) -> dict[str, Any]:
 
 def process_that_embeds(patched: str) -> dict[str, Any]:
     """Whether scikit-learn comes with sentence-transformers, and the distance of two points by it."""
+    _patch("transformers_optional_imports").apply()
     if patched == "yes":
         _patch("sentence_transformers_sklearn").apply()
     similarity = importlib.import_module("sentence_transformers.util.similarity")

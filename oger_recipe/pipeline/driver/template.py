@@ -15,6 +15,8 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from oger_recipe.base import fork_request, forks, stacks
 from oger_recipe.base.cpu import CPU_ENVIRONMENT
@@ -101,11 +103,17 @@ def _import_before_ray() -> None:
 
 def _import_with_ray(environment: Mapping[str, str]) -> None:
     os.environ.update({name: environment[name] for name in _OF_WORKER if name in environment})
+    ray: Any = importlib.import_module("ray")
+    # OpenRLHF's actor classes get ids by Ray's own generator. Forks of a process that has begun it would draw one
+    # another's ids, for objects too.
+    ids = ray._raylet.ActorClassID
+    ray.actor.ActorClassID = SimpleNamespace(from_random=lambda: ids(os.urandom(ids.size())))
     with without_garbage_collection():
         for module in _WITH_RAY:
             importlib.import_module(module)
+    ray.actor.ActorClassID = ids
     # Its code finds where titles are as it is first used, and in a fork, whose environment is new, it would not.
-    importlib.import_module("ray")._raylet.setproctitle("oger template")
+    ray._raylet.setproctitle("oger template")
     assert threading.active_count() == 1
 
 
