@@ -113,8 +113,15 @@ def test_programs_end_with_their_server_and_without_one_python_is_started(tmp_pa
 def test_what_a_runs_template_forks_has_its_imports_and_title_and_random_numbers_of_its_own() -> None:
     program = """
 import sys, ray
+from vllm.utils.system_utils import set_process_title
+
+def title():
+    return open("/proc/self/cmdline").read().split("\\0")[0].strip()
+
 ray._raylet.setproctitle("ray::Actor")
-print(open("/proc/self/cmdline").read().split("\\0")[0].strip(), "vllm" in sys.modules, "sklearn" in sys.modules)
+print(title())
+set_process_title("Engine")
+print(title(), "sklearn" in sys.modules)
 print(ray.ObjectID.from_random())
 """
     template.begin()
@@ -125,9 +132,8 @@ print(ray.ObjectID.from_random())
             subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANG_S).stdout.splitlines()
             for _ in range(2)
         ]
-    titles, ids = zip(*printed, strict=True)
-    assert titles == ("ray::Actor True False",) * 2
-    assert ids[0] != ids[1]
+    assert all(facts[:2] == ["ray::Actor", "VLLM::Engine False"] for facts in printed)
+    assert printed[0][2] != printed[1][2]
     assert not template._begun
     assert process.returncode is not None
 

@@ -112,8 +112,10 @@ def _import_with_ray(environment: Mapping[str, str]) -> None:
         for module in _WITH_RAY:
             importlib.import_module(module)
     ray.actor.ActorClassID = ids
-    # Its code finds where titles are as it is first used, and in a fork, whose environment is new, it would not.
+    # What sets titles finds their place when it is first used: not in a fork, whose environment is new, and one of the
+    # two alone. vLLM uses the package.
     ray._raylet.setproctitle("oger template")
+    sys.modules["setproctitle"] = ray._raylet
     assert threading.active_count() == 1
 
 
