@@ -89,10 +89,10 @@ def cached(cache: Path, kind: str, key: dict[str, Any], write: Callable[[Path], 
     if folder.is_dir():
         print(f"{kind}: from {folder}", flush=True)
         return folder
+    print(f"{kind}: being built, once on this machine: later runs find it in {folder}", flush=True)
     with atomic_folder(folder) as partial:
         write(partial)
         (partial / "content.json").write_text(to_json(key, sort_keys=True))
-    print(f"{kind}: built in {folder}", flush=True)
     return folder
 
 

@@ -17,6 +17,7 @@ from step_overhead import side_command, take_turns
 
 ROLES = {
     "RolloutActor": "rollout actor", "EngineCore": "engine", "PolicyModelActor": "policy", "PPOTrainer": "controller",
+    "template": "template",
     "cli.train": "command", "plain_openrlhf": "command", "raylet": "Ray", "gcs_server": "Ray", "Agent": "Ray",
 }  # fmt: skip
 
