@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -159,6 +160,7 @@ def _become(program: Mapping[str, Any]) -> None:
     os.chdir(program["cwd"])
     os.environ.clear()
     os.environ.update(program["environment"])
+    tempfile.tempdir = None  # as TMPDIR says it now
 
 
 def _execute(words: list[str]) -> None:

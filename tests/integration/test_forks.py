@@ -23,10 +23,11 @@ from oger_recipe.pipeline.driver import template
 
 FORKED = "--multiprocessing-fork"  # a word of programs that the stand-in has forked
 FACTS = """
-import json, os, sys
+import json, os, sys, tempfile
 said = sys.stdin.read()
 facts = {"words": sys.argv, "cwd": os.getcwd(), "said": said, "variable": os.environ.get("OF_TEST")}
 facts |= {"group": os.getpgrp(), "niceness": os.nice(0), "imported": "torch" in sys.modules}
+facts["temporary"] = tempfile.gettempdir()
 with open(int(os.environ["FILE"]), "w") as file:
     file.write("written")
 print(json.dumps(facts))
@@ -60,7 +61,7 @@ def file(tmp_path: Path) -> Iterator[int]:
 
 @pytest.mark.parametrize("word", [FORKED, "--another"], ids=["forked", "started"])
 def test_a_program_has_what_python_would_give_it(stand_in: StandIn, tmp_path: Path, file: int, word: str) -> None:
-    environment = os.environ | {"OF_TEST": "its own", "FILE": str(file)}
+    environment = os.environ | {"OF_TEST": "its own", "FILE": str(file), "TMPDIR": str(tmp_path)}
     process = stand_in.start(
         "-c", FACTS, word, "a word", cwd=tmp_path, env=environment, pass_fds=[file], stdin=subprocess.PIPE,
         process_group=0, preexec_fn=lambda: os.nice(3),
@@ -70,7 +71,7 @@ def test_a_program_has_what_python_would_give_it(stand_in: StandIn, tmp_path: Pa
     niceness = os.nice(0) + 3
     assert json.loads(printed) == {
         "words": ["-c", word, "a word"], "cwd": str(tmp_path), "said": "to it", "variable": "its own",
-        "group": process.pid, "niceness": niceness, "imported": word == FORKED,
+        "group": process.pid, "niceness": niceness, "imported": word == FORKED, "temporary": str(tmp_path),
     }  # fmt: skip
     assert (tmp_path / "file").read_text() == "written"
 

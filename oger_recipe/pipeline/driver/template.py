@@ -24,7 +24,6 @@ from oger_recipe.base.imports import in_place_of, without_garbage_collection
 from oger_recipe.base.machine import cluster_address
 
 _OF_CUDA = Path("/dev/nvidiactl")
-_OF_WORKER = ("RAY_JOB_ID", "RAY_RAYLET_PID")  # Ray reads these once, when it is imported
 _OF_ENGINE = ("vllm.v1.engine.async_llm", "vllm.v1.worker.cpu_worker")
 _WITH_RAY = tuple(
     f"oger_recipe.pipeline.{module}"
@@ -91,6 +90,11 @@ def _serve(control: socket.socket) -> None:
 
 
 def _import_before_ray() -> None:
+    import setproctitle
+
+    # It finds the place of titles when it is first used, and not beside a new environment. Ray has a copy of its own,
+    # which would not find the place any more.
+    setproctitle.setproctitle("oger template")
     from oger_recipe.patches import apply_vllm_import_patches, deepspeed_compile, sentence_transformers_sklearn
 
     apply_vllm_import_patches()
@@ -102,7 +106,8 @@ def _import_before_ray() -> None:
 
 
 def _import_with_ray(environment: Mapping[str, str]) -> None:
-    os.environ.update({name: environment[name] for name in _OF_WORKER if name in environment})
+    os.environ.clear()
+    os.environ.update(environment)  # Ray reads its variables, of job and raylet too, once, when it is imported
     ray: Any = importlib.import_module("ray")
     # OpenRLHF's actor classes get ids by Ray's own generator. Forks of a process that has begun it would draw one
     # another's ids, for objects too.
@@ -112,10 +117,8 @@ def _import_with_ray(environment: Mapping[str, str]) -> None:
         for module in _WITH_RAY:
             importlib.import_module(module)
     ray.actor.ActorClassID = ids
-    # What sets titles finds their place when it is first used: not in a fork, whose environment is new, and one of the
-    # two alone. vLLM uses the package.
-    ray._raylet.setproctitle("oger template")
-    sys.modules["setproctitle"] = ray._raylet
+    titles = sys.modules["setproctitle"]
+    ray._raylet.setproctitle, ray._raylet.getproctitle = titles.setproctitle, titles.getproctitle
     assert threading.active_count() == 1
 
 
