@@ -1,6 +1,7 @@
 """``oger train --recipe FILE [flags]``: OpenRLHF's command line with a YAML file underneath; flags win over it."""
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 
@@ -18,21 +19,20 @@ def main(argv: list[str] | None = None) -> None:
         flags += supervisor.flags
     end_in_a_line("oger train")
     # The supervisor of restarts, which stays behind, has nothing of what is imported from here on.
-    if not (known.dry_run or asks_help):
-        from oger_recipe.pipeline.driver import template
+    from oger_recipe.pipeline.driver.template import begun
 
-        template.begin()
-    from oger_recipe.cli import train_ppo_ray
+    with contextlib.nullcontext() if known.dry_run or asks_help else begun():
+        from oger_recipe.cli import train_ppo_ray
 
-    if asks_help:
-        train_ppo_ray.main(flags)
-        return
-    try:
-        recipe = _recipe(known.recipe, flags)
-    except RecipeError as error:
-        sys.exit(f"oger train: {error}")
-    overwrite = known.overwrite and not (supervisor and supervisor.restarts)
-    train_ppo_ray.main(flags, recipe, dry_run=known.dry_run, overwrite=overwrite, supervisor=supervisor)
+        if asks_help:
+            train_ppo_ray.main(flags)
+            return
+        try:
+            recipe = _recipe(known.recipe, flags)
+        except RecipeError as error:
+            sys.exit(f"oger train: {error}")
+        overwrite = known.overwrite and not (supervisor and supervisor.restarts)
+        train_ppo_ray.main(flags, recipe, dry_run=known.dry_run, overwrite=overwrite, supervisor=supervisor)
 
 
 def options() -> argparse.ArgumentParser:

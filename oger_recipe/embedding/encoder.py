@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,7 +47,8 @@ class TrajectoryEncoder(Encoder):
     It reads at most min(settings.max_tokens, the model's own limit) tokens at a time, special tokens included.
 
     Raises:
-        ValueError: no room is left beside the special tokens; or the model reads more than the text's tokens (a
+        ValueError: the model has fewer layers than settings.layers, or they cannot be told from the rest of it; no
+            room is left beside the special tokens; or the model reads more than the text's tokens (a
             prompt, a chat template), which tails and chunks would cut in the wrong place.
     """
 
@@ -59,6 +61,8 @@ class TrajectoryEncoder(Encoder):
             self._model = SentenceTransformer(
                 model_location(settings.model), revision=settings.revision, trust_remote_code=trusted
             )
+        if settings.layers is not None:
+            keep_layers(self._model, settings.layers)
         self._model.max_seq_length = min(settings.max_tokens, self._model.max_seq_length or settings.max_tokens)
         self._check_room()
         self._cut_from = LONG_TEXTS[settings.long_texts].cut_from
@@ -146,6 +150,21 @@ class TrajectoryEncoder(Encoder):
                 f"{self.settings.model} puts more than its special tokens around a text, so that long texts can only "
                 f"be cut at their end: set head, not {self.settings.long_texts}"
             )
+
+
+def keep_layers(model: Any, layers: int) -> None:
+    """Take from a sentence-transformers model all but its first layers.
+
+    Raises ValueError where it has fewer, or where they cannot be told from the rest of it.
+    """
+    transformer = model[0].auto_model
+    total = transformer.config.num_hidden_layers
+    stacks = [each for each in transformer.modules() if isinstance(each, torch.nn.ModuleList) and len(each) == total]
+    if len(stacks) != 1:
+        raise ValueError(f"its {total} layers are not one list: leave oger.embedding_layers out")
+    if layers > total:
+        raise ValueError(f"oger.embedding_layers is {layers}, and it has {total}")
+    del stacks[0][layers:]
 
 
 def _padded(tokens: int) -> int:

@@ -18,6 +18,7 @@ class EncoderSettings:
     tag is read whole.
     ``long_texts``: of a text of more than ``max_tokens`` tokens, the encoder reads its first ``max_tokens`` (head),
     its last (tail), or all of it in windows of ``max_tokens`` whose unit vectors are averaged (chunks).
+    ``layers``: the first layers of the model that read a text, none of them for 0; None: all of them.
     ``url``: the OpenAI-compatible endpoint (.../v1) that serves ``model``; None loads the model here.
     ``arithmetic``: in which matrices are multiplied, and how texts are put into batches; empty: as this process does.
 
@@ -31,6 +32,7 @@ class EncoderSettings:
     long_texts: str = "chunks"
     part: str = "all"
     trust_remote_code: bool = False
+    layers: int | None = None
     url: str | None = None
     pooling: str = "of the model"
     normalised: bool = True

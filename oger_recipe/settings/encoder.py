@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from oger_recipe.base.ranges import COUNT, SHARE
+from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, SHARE
 from oger_recipe.embedding import LONG_TEXTS, PARTS
 from oger_recipe.embedding.settings import EncoderSettings
 from oger_recipe.settings.fields import FREE, Need, Section, setting
@@ -33,6 +33,12 @@ class EmbeddingSettings(Section):
         needs=_EMBEDS,
     )
     embedding_revision: str | None = setting(None, "revision of a hub model", needs=_EMBEDS)
+    embedding_layers: int | None = setting(
+        None,
+        "first layers of the encoder to use, fewer being faster; 0: no layer, its embeddings of tokens; unset: all",
+        range=COUNT_OR_NONE,
+        needs=_EMBEDS,
+    )
     embedding_url: str | None = setting(
         None,
         "OpenAI-compatible endpoint (.../v1) that serves embedding_model, which is then not loaded here",
@@ -96,5 +102,6 @@ class EmbeddingSettings(Section):
             long_texts=self.embedding_long_texts,
             part=self.embedding_part,
             trust_remote_code=self.embedding_trust_remote_code,
+            layers=self.embedding_layers,
             url=self.embedding_url,
         )

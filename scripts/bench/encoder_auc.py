@@ -6,7 +6,7 @@ numbers; operands that change places are the same solution. GSM8K (``--data FOLD
 gsm8k/example_model_solutions.jsonl): right answers of four models beside the data's own; those with its equations are
 the same. Then rank correlation with the first encoder within problems, and one thread's seconds for 256 of the texts.
 
-``--encoder`` takes names and folders of sentence-transformers; NAME:3 keeps the first three layers of a BERT.
+``--encoder`` takes names and folders of sentence-transformers; NAME:3 keeps the first three layers.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from oger_recipe.base.files import read_jsonl
-from oger_recipe.embedding.encoder import model_location
+from oger_recipe.embedding.encoder import keep_layers, model_location
 from oger_recipe.embedding.settings import PACKAGED_MODEL
 from oger_recipe.evaluation.scores import auc, correlation, ranks
 from oger_recipe.lab.countdown import Difficulty, generate_problems
@@ -133,8 +133,7 @@ def load(name: str) -> Encode:
     name, _, layers = name.partition(":")
     model = SentenceTransformer(model_location(name), device="cpu")
     if layers:
-        inner = model[0].auto_model
-        inner.encoder.layer = inner.encoder.layer[: int(layers)]
+        keep_layers(model, int(layers))
     return lambda texts: model.encode(
         texts, batch_size=64, convert_to_tensor=True, normalize_embeddings=True, show_progress_bar=False
     )

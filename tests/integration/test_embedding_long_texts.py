@@ -101,20 +101,39 @@ def test_the_models_own_limit_is_not_exceeded() -> None:
     assert chunks.encode([" ".join(WORDS * 40)]).isfinite().all()
 
 
+@pytest.mark.parametrize("layers", [0, 2, 6])
+def test_the_first_layers_alone_are_the_hidden_states_behind_them(layers: int) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, model = (each.from_pretrained(location(PACKAGED_MODEL)) for each in (AutoTokenizer, AutoModel))
+    with torch.no_grad():
+        states = model(**tokenizer(" ".join(WORDS[:10]), return_tensors="pt"), output_hidden_states=True).hidden_states
+    expected = torch.nn.functional.normalize(states[layers][0].mean(dim=0), dim=0)
+    encoder = TrajectoryEncoder(EncoderSettings(PACKAGED_MODEL, None, MAX_TOKENS, layers=layers), batch_size=3)
+    (vector,) = encoder.encode([" ".join(WORDS[:10])])
+    assert torch.dot(vector, expected) > 0.9999
+
+
+def test_more_layers_than_the_encoder_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="oger.embedding_layers is 7, and it has 6"):
+        TrajectoryEncoder(EncoderSettings(PACKAGED_MODEL, None, MAX_TOKENS, layers=7), batch_size=3)
+
+
 def test_what_decides_a_vector_is_in_the_fingerprint(
     encoders: dict[str, TrajectoryEncoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = [
         *(EncoderSettings(PACKAGED_MODEL, None, MAX_TOKENS, name) for name in LONG_TEXTS),
         EncoderSettings(PACKAGED_MODEL, None, MAX_TOKENS, trust_remote_code=True),
+        EncoderSettings(PACKAGED_MODEL, None, MAX_TOKENS, layers=0),
         EncoderSettings(PACKAGED_MODEL, None, MAX_TOKENS, url="http://localhost:8000/v1"),
         EncoderSettings(PACKAGED_MODEL, None, MAX_TOKENS, url="http://localhost:8001/v1"),
     ]
-    assert len({json.dumps(each.fingerprint()) for each in settings}) == 6
+    assert len({json.dumps(each.fingerprint()) for each in settings}) == 7
     for each in settings:
         monkeypatch.setattr(encoders["head"], "settings", each)
         EmbeddingCache(encoders["head"], tmp_path)
-    assert len(list(tmp_path.iterdir())) == 6
+    assert len(list(tmp_path.iterdir())) == 7
 
 
 def test_unknown_ways_to_cut_are_refused() -> None:

@@ -125,25 +125,29 @@ set_process_title("Engine")
 print(title(), "sklearn" in sys.modules)
 print(ray.ObjectID.from_random())
 """
-    template.begin()
-    [(process, _)] = template._begun
-    with tempfile.TemporaryDirectory(prefix="f", dir="/tmp") as folder, template.template(Path(folder)) as python:
-        words, environment = [str(python), "-c", program, FORKED], os.environ | CPU_ENVIRONMENT
-        printed = [
-            subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANG_S).stdout.splitlines()
-            for _ in range(2)
-        ]
-    assert all(facts[:2] == ["ray::Actor", "VLLM::Engine False"] for facts in printed)
-    assert printed[0][2] != printed[1][2]
-    assert not template._begun
-    assert process.returncode is not None
+    folder = tempfile.TemporaryDirectory(prefix="f", dir="/tmp")
+    with folder, template.begun():
+        [(process, _)] = template._begun
+        with template.template(Path(folder.name)) as python:
+            words, environment = [str(python), "-c", program, FORKED], os.environ | CPU_ENVIRONMENT
+            printed = [
+                subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANG_S).stdout
+                for _ in range(2)
+            ]
+        assert process.returncode is not None
+    titles, ids = zip(*(each.rsplit("\n", 2)[:2] for each in printed), strict=True)
+    assert titles == ("ray::Actor\nVLLM::Engine False",) * 2
+    assert ids[0] != ids[1]
 
 
-def test_a_template_that_is_not_asked_for_ends_with_its_command() -> None:
-    command = """
+@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)"])
+def test_a_template_that_is_not_asked_for_ends_with_its_command(end: str) -> None:
+    command = f"""
+import os
 from oger_recipe.pipeline.driver import template
-template.begin()
-print(template._begun[0][0].pid)
+with template.begun():
+    print(template._begun[0][0].pid, flush=True)
+    {end}
 """
     printed = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=HANG_S).stdout
     _until_gone(int(printed))

@@ -32,10 +32,19 @@ _WITH_RAY = tuple(
 _begun: list[tuple["subprocess.Popen[bytes]", socket.socket]] = []
 
 
-def begin() -> None:
-    """Start the process before it is known whether the run will need it, and where. It ends with this one."""
+@contextlib.contextmanager
+def begun() -> Iterator[None]:
+    """Start the process before it is known whether a run will need it, and where; it ends with the block."""
     if cluster_address() is None and not _OF_CUDA.exists():
         _begun.append(_start())
+    try:
+        yield
+    finally:
+        while _begun:
+            process, control = _begun.pop()
+            process.kill()
+            control.close()
+            process.wait()
 
 
 @contextlib.contextmanager
