@@ -9,9 +9,17 @@ import pytest
 from forks import Forks
 from runs import SCHEDULE, train
 
+from oger_recipe.pipeline.driver import template
+
 # Whoever runs the tests behind nohup or a shell's "&" has these ignored, and what tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def without_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that a test calls in its own process begins no imports for a run: most are refused."""
+    monkeypatch.setattr(template, "_OF_CUDA", Path("/"))
 
 
 @pytest.fixture(scope="session")

@@ -111,7 +111,10 @@ def test_programs_end_with_their_server_and_without_one_python_is_started(tmp_pa
     assert printed == "False\n"
 
 
-def test_what_a_runs_template_forks_has_its_imports_and_title_and_random_numbers_of_its_own() -> None:
+def test_what_a_runs_template_forks_has_its_imports_and_title_and_random_numbers_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(template, "_OF_CUDA", Path("/is/not/there"))
     program = """
 import sys, ray
 from vllm.utils.system_utils import set_process_title
