@@ -50,7 +50,8 @@ ROOMS = {
     ),
     "convert": "algorithm base checks settings",
     "cli": (
-        "base checks convert data evaluation grading models offline prm report rewards/kinds run run_folder settings"
+        "base checks convert data evaluation grading models offline pipeline prm report rewards/kinds run run_folder "
+        "settings"
     ),
 }
 # The same within pipeline/, whose folders are the processes of a run; what several need lies in pipeline/ itself.
