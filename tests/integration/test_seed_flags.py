@@ -300,10 +300,11 @@ def test_flags_that_choose_the_measure(arguments, monkeypatch: pytest.MonkeyPatc
     flags += ["--oger.embedding_model", "b/model", "--oger.embedding_long_texts", "tail"]
     flags += ["--oger.embedding_part", "answer"]
     flags += ["--oger.embedding_url", "http://127.0.0.1:1/v1", "--oger.embedding_cache", str(tmp_path)]
-    flags += ["--oger.embedding_revision", "c"]
+    flags += ["--oger.embedding_revision", "c", "--oger.embedding_layers", "2"]
     make_similarity(embedding(arguments(*flags)), encoder)
     assert any(tmp_path.iterdir())
     assert (chosen[0].revision, chosen[0].max_tokens, chosen[0].trust_remote_code) == ("c", 512, True)
+    assert chosen[0].layers == 2
     assert (chosen[0].model, chosen[0].long_texts, chosen[0].url) == ("b/model", "tail", "http://127.0.0.1:1/v1")
     assert chosen[0].part == "answer"
 

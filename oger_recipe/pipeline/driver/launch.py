@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib
 import os
 import runpy
 import sys
@@ -59,12 +60,10 @@ def launch(
         try:
             # Before Ray, beside the template's own imports. While Ray starts in its thread, its forks and imports here
             # can wait for each other's locks for ever.
-            from oger_recipe.pipeline.driver.install import install
-
+            importlib.import_module("oger_recipe.pipeline.driver.install")
             context = start_ray(environment, cpu, logical_gpus, verbose, folder, python)
             session_logs = Path(context.address_info["session_dir"]) / "logs"
             with processes.needing_ray():
-                install()
                 _run_openrlhf(flags)
         except RunStopped:
             raise
@@ -88,6 +87,9 @@ def _job(joins: bool) -> str | None:
 
 
 def _run_openrlhf(flags: list[str]) -> None:
+    from oger_recipe.pipeline.driver.install import install
+
+    install()
     module = "openrlhf.cli.train_ppo_ray"
     argv, sys.argv = sys.argv, [module, *flags]
     try:
