@@ -14,7 +14,7 @@ from oger_recipe.base.imports import in_place_of
 
 
 def apply() -> None:
-    """Import sentence_transformers with a function that imports scikit-learn when it is called."""
+    """Import sentence_transformers with a stand-in for scikit-learn, which imports the real one when it is called."""
     stand_ins = {name: module_from_spec(ModuleSpec(name, None)) for name in ("sklearn", "sklearn.metrics")}
     vars(stand_ins["sklearn.metrics"])["pairwise_distances"] = _pairwise_distances
     with in_place_of(**stand_ins):

@@ -17,7 +17,7 @@ from typing import Any
 PYTHON = "OGER_PYTHON"  # in the environment of a run's processes: what they start in Python's place
 LARGEST = 2**17  # bytes of a program's words and environment
 MOST_FILES = 64
-_FORKED = ("default_worker.py", "--multiprocessing-fork")
+_RAYS_WORKER, _OF_MULTIPROCESSING = "default_worker.py", "--multiprocessing-fork"
 
 
 def ask(
@@ -31,22 +31,26 @@ def ask(
     group: int | None = None,
     niceness: int | None = None,
 ) -> socket.socket:
-    """Return the connection that says the program's process id, and then the status of its end, as os.wait has it;
-    whoever closes it kills the program. Without an id there is no server any more.
+    """Ask the server at ``address`` for a program, and return the connection to it.
 
-    ``descriptors``: numbers of files there, and here; ``group``: the process group that it joins, unless it is to
-    begin a session.
+    The server sends the program's process id, and at its end the status that os.wait would give; if the connection
+    ends without an id, the server has ended. Closing the connection kills the program.
+    ``descriptors``: the program's file numbers, each with the open file here; ``group``: the process group that the
+    program joins, unless it begins a session.
     Raises:
-        OSError: there is no server.
+        OSError: there is no server, or it could not read so large an environment or so many files.
     """
     program = {
         "words": [*words], "cwd": cwd, "environment": dict(environment), "numbers": [*descriptors],
         "in_session": in_session, "group": group, "niceness": niceness,
     }  # fmt: skip
+    message = json.dumps(program).encode()
+    if len(message) > LARGEST or len(descriptors) > MOST_FILES:
+        raise OSError(f"{len(message)} bytes and {len(descriptors)} files: at most {LARGEST} and {MOST_FILES}")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.connect(address)
-        socket.send_fds(connection, [json.dumps(program).encode()], [*descriptors.values()])
+        socket.send_fds(connection, [message], [*descriptors.values()])
     except OSError:
         connection.close()
         raise
@@ -67,15 +71,15 @@ def _stand_in(python: str, address: str, words: list[str]) -> None:
 
 def _to_fork(words: list[str]) -> list[str]:
     """Return the words without the interpreter's, which a fork has from the server; none of what is not forked."""
-    if words and words[0].endswith(_FORKED[0]):
+    if words and words[0].endswith(_RAYS_WORKER):
         return words
-    return words[words.index("-c") :] if {"-c", _FORKED[1]} <= {*words} else []
+    return words[words.index("-c") :] if {"-c", _OF_MULTIPROCESSING} <= {*words} else []
 
 
 def _forked(address: str, words: list[str]) -> int | None:
     """Wait for the end of a fork and return its status; None where there is none."""
-    files = {int(number): int(number) for number in os.listdir("/proc/self/fd")}
-    files = {number: number for number in files if _is_open(number)}  # without the one that has listed them
+    numbers = map(int, os.listdir("/proc/self/fd"))
+    files = {number: number for number in numbers if _is_open(number)}  # without the one that has listed them
     facts: dict[str, Any] = {"group": os.getpgrp(), "niceness": os.getpriority(os.PRIO_PROCESS, 0)}
     try:
         connection = ask(address, words, files, cwd=os.getcwd(), environment=os.environ, **facts)

@@ -1,12 +1,11 @@
-"""Python programs in processes of their own, without the seconds of their imports: a server that has imported much
-forks for each, with its words, folder, environment, files and exit status, as ``python WORDS`` has them.
+"""Start Python programs without waiting for their imports: a server imports once, and forks a process for each.
 
-Modules and the seed of hash() are the server's. What imports have made is in memory once, until somebody writes there.
+A program has words, folder, environment, files and exit status as ``python WORDS`` would give it. Its modules and the
+seed of hash() are the server's. What imports have made is in memory once, until a process writes there.
 """
 
 import atexit
 import contextlib
-import ctypes
 import fcntl
 import gc
 import json
@@ -24,14 +23,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from oger_recipe.base.fork_request import LARGEST, MOST_FILES
+from oger_recipe.base.signals import end_with
 
 _ABOVE = 500  # descriptors of a server, and numbers of a program's files, are below
-_PR_SET_PDEATHSIG = 1
 
 
 class Server:
-    """Forks for each that asks (fork_request.py). Forks end with it.
+    """Forks a process for every program that it is asked for (fork_request.py). Forks end with the server.
 
+    Whoever can connect to its socket runs code as its user: the socket belongs into a folder that others cannot enter.
     ``before``: called with the environment of the first program, before anything is forked.
     """
 
@@ -61,7 +61,10 @@ class Server:
                     return program
 
     def _answer(self, connection: socket.socket) -> dict[str, Any] | None:
-        """Fork what is asked for, or end what is no longer; return the program in the fork, and else None."""
+        """Fork the program that a connection asks for, or kill the fork of a connection that was closed.
+
+        Return the program in the forked process, and None in the server.
+        """
         said, descriptors, _, _ = socket.recv_fds(connection, LARGEST, MOST_FILES)
         if not said:
             for pid in [pid for pid, asker in self._askers.items() if asker is connection]:
@@ -97,20 +100,13 @@ class Server:
         connection.close()
 
     def _leave(self) -> None:
-        """Close in a fork what is the server's."""
+        """Close the server's sockets and pipes in a forked process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for each in [key.fileobj for key in self._selector.get_map().values()]:
             os.close(each) if isinstance(each, int) else cast(socket.socket, each).close()
         os.close(self._wakes)
         self._selector.close()
-
-
-def end_with(parent: int) -> None:
-    """Have the kernel kill this process as its parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _send(connection: socket.socket, number: int) -> None:

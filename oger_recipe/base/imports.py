@@ -46,9 +46,9 @@ def without_garbage_collection() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_place_of(**modules: ModuleType | None) -> Iterator[None]:
-    """Let imports get these modules in place of those of the names, and no module for None, unless they are loaded.
+    """Give stand-ins to whoever imports modules of these names in the block; for None the module is not there.
 
-    Whoever imports them afterwards gets them.
+    Modules that are already loaded stay. After the block, imports get the real ones.
     """
     modules = {name: module for name, module in modules.items() if name not in sys.modules}
     sys.modules.update(modules)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def in_place_of(**modules: ModuleType | None) -> Iterator[None]:
 
 
 def import_without(module: str, *absent: str) -> None:
-    """Import ``module`` as if the modules ``absent`` were not installed, those aside that are loaded already."""
+    """Import ``module`` as if the modules ``absent`` were not installed, except those that are already loaded."""
     with in_place_of(**dict.fromkeys(absent)):
         importlib.import_module(module)
 

@@ -1,5 +1,7 @@
-"""Which signals the command heeds, what they do while it imports, and what a second one does."""
+"""Which signals the command heeds, what they do while it imports, and what a second one does; the one that a process
+gets as its parent ends."""
 
+import ctypes
 import os
 import signal
 import time
@@ -7,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_PR_SET_PDEATHSIG = 1
 _SAME_S = 0.3  # `pkill -f "oger train"` reaches the supervisor of restarts, too, which passes the signal on
 
 
@@ -37,3 +40,10 @@ def let_second_kill(number: int) -> None:
     for each in HEEDED:
         signal.signal(each, signal.SIG_DFL)
     ignore_same(number, signal.SIG_DFL)
+
+
+def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal once its parent ends; end it now if the parent has ended already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(128 + number)

@@ -11,7 +11,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+from oger_recipe.base.signals import end_with
+
+_PR_SET_CHILD_SUBREAPER = 36
 _END_LIMIT_S = 5.0  # a process that does not die of SIGKILL hangs in the kernel
 
 
@@ -23,7 +25,7 @@ def adopt() -> None:
 def begin_below() -> None:
     """Give a forked process a session of its own, and let it end with its parent."""
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with(os.getppid())
 
 
 def limit_memory(more: int) -> None:

@@ -23,7 +23,7 @@ if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
 
 
 def give_way_to_engine() -> None:
-    """Lower the priority of the actor that this process is: the engine is the last to be ready, so it goes first.
+    """Lower this process's priority, if it is an actor: the engine is the last to be ready, so it goes first.
 
     Only where all share the cores of one machine. It stays so: texts are embedded with what the engine leaves.
     """

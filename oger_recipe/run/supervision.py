@@ -7,7 +7,6 @@ every signal on once. If the supervisor is killed, the attempt gets SIGTERM.
 """
 
 import contextlib
-import ctypes
 import itertools
 import json
 import os
@@ -24,7 +23,7 @@ from oger_recipe.base import stacks
 from oger_recipe.base.errors import RecipeError, RunFailed, kind_of
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.base.secrets import redacted
-from oger_recipe.base.signals import HEEDED
+from oger_recipe.base.signals import HEEDED, end_with
 from oger_recipe.run.ends import CAN_RESUME, resume_command
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder.attempt import saved_something
@@ -39,7 +38,6 @@ _CLEARED_WITHIN_S = 60.0  # what the watcher of an attempt may take
 _LONGEST = 4_000  # characters of a failure's message
 _SHORT = 1_000  # where a long one cannot be sent
 _LONGEST_TOLD = 12 * _LONGEST + 1000  # bytes: JSON may write twelve for a character; few enough for one send
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -119,9 +117,7 @@ def supervised(most: int) -> Supervised:
 def _begin_below(parent: int) -> None:
     """Give the process a session of its own, and SIGTERM when its parent is killed."""
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(128 + signal.SIGTERM)
+    end_with(parent, signal.SIGTERM)
 
 
 class _Supervisor:

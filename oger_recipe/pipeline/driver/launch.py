@@ -61,7 +61,7 @@ def launch(
             # Before Ray, beside the template's own imports. While Ray starts in its thread, its forks and imports here
             # can wait for each other's locks for ever.
             importlib.import_module("oger_recipe.pipeline.driver.install")
-            context = start_ray(environment, cpu, logical_gpus, verbose, folder, python)
+            context = start_ray(environment, cpu, logical_gpus, verbose, folder)
             session_logs = Path(context.address_info["session_dir"]) / "logs"
             with processes.needing_ray():
                 _run_openrlhf(flags)

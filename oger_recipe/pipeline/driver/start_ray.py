@@ -25,6 +25,7 @@ import ray
 from oger_recipe.base.cpu import CPU_ENVIRONMENT, ON_GPUS, ON_LOOPBACK
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import ray_folder
+from oger_recipe.base.fork_request import PYTHON
 from oger_recipe.base.machine import cluster_address, is_on_loopback
 from oger_recipe.base.signals import HEEDED, let_second_kill
 from oger_recipe.pipeline.driver.ray_parts import dead_part
@@ -106,17 +107,10 @@ def _clear_up_after_killed(parent: Path) -> None:
             _watcher(mark.parent, Path(logs) if logs else None, subprocess.DEVNULL, (file.fileno(),))
 
 
-def start_ray(
-    environment: dict[str, str],
-    cpu: bool,
-    logical_gpus: int,
-    verbose: bool,
-    folder: Path | None,
-    python: Path | None = None,
-) -> Any:
+def start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:
     """Start Ray with its files in ``folder``, or join the cluster at RAY_ADDRESS without one; return its context.
 
-    ``python``: what Ray starts in Python's place.
+    What Ray starts in Python's place is ``environment``'s PYTHON, if it has one.
     Raises:
         ConnectionError: a part of a Ray that is starting has died.
     """
@@ -132,7 +126,7 @@ def start_ray(
             context.set_exception(error)
         threading.Event().wait()
 
-    with _signals_wait(), _while_its_parts_live(), _as_python(python):
+    with _signals_wait(), _while_its_parts_live(), _as_python(environment.get(PYTHON, sys.executable)):
         threading.Thread(target=start, daemon=True).start()
         while not wait([context], _LOOK_S).done:
             if dead_part(os.getpid()) and not wait([context], _LOOK_S).done:  # it may know more of it
@@ -168,9 +162,9 @@ def _signals_wait() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _as_python(path: Path | None) -> Iterator[None]:
-    before = sys.executable
-    sys.executable = str(path or before)
+def _as_python(path: str) -> Iterator[None]:
+    """Let Ray take this file for Python: it starts its workers by sys.executable."""
+    before, sys.executable = sys.executable, path
     try:
         yield
     finally:

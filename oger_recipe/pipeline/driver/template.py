@@ -22,8 +22,9 @@ from oger_recipe.base import fork_request, forks, stacks
 from oger_recipe.base.cpu import CPU_ENVIRONMENT
 from oger_recipe.base.imports import in_place_of, without_garbage_collection
 from oger_recipe.base.machine import cluster_address
+from oger_recipe.base.signals import end_with
 
-_OF_CUDA = Path("/dev/nvidiactl")
+_OF_CUDA = Path("/dev/nvidiactl")  # there with NVIDIA's driver; asking torch would import it
 _OF_ENGINE = ("vllm.v1.engine.async_llm", "vllm.v1.worker.cpu_worker")
 _WITH_RAY = tuple(
     f"oger_recipe.pipeline.{module}"
@@ -40,11 +41,8 @@ def begun() -> Iterator[None]:
     try:
         yield
     finally:
-        while _begun:
-            process, control = _begun.pop()
-            process.kill()
-            control.close()
-            process.wait()
+        while _begun:  # no run has taken it
+            _end(*_begun.pop())
 
 
 @contextlib.contextmanager
@@ -66,8 +64,13 @@ def template(folder: Path) -> Iterator[Path]:
     try:
         yield python
     finally:
-        control.close()
-        process.wait()
+        _end(process, control)
+
+
+def _end(process: "subprocess.Popen[bytes]", control: socket.socket) -> None:
+    process.kill()  # it may be in the midst of its imports
+    process.wait()
+    control.close()
 
 
 def _start() -> tuple["subprocess.Popen[bytes]", socket.socket]:
@@ -86,10 +89,7 @@ def _serve(control: socket.socket) -> None:
     try:
         _import_before_ray()
     finally:  # after an error as well, which is then in the run's log
-        _, given, _, _ = socket.recv_fds(control, 8, 2)
-        if not given:
-            os._exit(0)
-        listening, log = given
+        _, (listening, log), _, _ = socket.recv_fds(control, 8, 2)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
@@ -133,5 +133,5 @@ def _import_with_ray(environment: Mapping[str, str]) -> None:
 
 if __name__ == "__main__":
     control, command = map(int, sys.argv[1:])
-    forks.end_with(command)
+    end_with(command)
     _serve(socket.socket(fileno=control))
