@@ -9,6 +9,7 @@ from oger_recipe.algorithm.credit import (
     BATCH_ESTIMATORS,
     CRITIC_ESTIMATORS,
     ESTIMATORS,
+    ROLLOUT_ADVANTAGES,
     STEP_ESTIMATORS,
     group_estimators,
 )
@@ -26,7 +27,8 @@ from oger_recipe.rewards.kinds.entries import entry_problems
 from oger_recipe.rewards.spec import Keys
 from oger_recipe.settings.credit import AdvantageSettings
 from oger_recipe.settings.critic import CriticSettings
-from oger_recipe.settings.loss import LossSettings
+from oger_recipe.settings.grades import OFF
+from oger_recipe.settings.loss import BEFORE_UPDATE, OF_UPDATE, LossSettings, updates_again
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.teachers import PrefixSettings, TeacherSettings
 from oger_recipe.teachers.draw import weights
@@ -38,6 +40,7 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     yield from _loss(oger.loss)
     yield from _ratio_of_steps(value["algo.advantage.estimator"], oger.loss)
     yield from _engine_correction(value)
+    yield from _old_log_probs(value, oger)
     yield from _value_head(value, oger.critic)
     yield from _kl_and_template(value, oger)
     yield from _adaptive_kl(value)
@@ -157,6 +160,31 @@ def _engine_correction(value: Mapping[str, Any]) -> Iterator[str]:
             f"algo.advantage.is_correction_level {level} weighs tokens, but oger.ratio_level step has one loss for "
             "each step of reasoning: use oger.ratio_level token, or leave the correction off"
         )
+
+
+def _old_log_probs(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    """Yield what needs the log-probabilities of all rows before the update, where they come from the update itself."""
+    if oger.loss.old_log_probs != OF_UPDATE:
+        return
+    readers = {
+        "more than one optimizer step on a batch of rollouts (train.max_epochs, train.batch_size): the ratio would be "
+        "1 in all": updates_again(oger, value),
+        "algo.kl.init_coef above 0": value["algo.kl.init_coef"] > 0,
+        "algo.advantage.is_correction_level": value["algo.advantage.is_correction_level"] != "off",
+        f"the critic of algo.advantage.estimator {value['algo.advantage.estimator']}": (
+            value["algo.advantage.estimator"] in CRITIC_ESTIMATORS
+        ),
+        f"oger.grader {oger.grades.grader}": oger.grades.grader != OFF,
+        "oger.history_enters": oger.teachers.history_enters,
+        f"oger.rollout_advantage {oger.advantage.rollout_advantage}": (
+            ROLLOUT_ADVANTAGES[oger.advantage.rollout_advantage] is not None
+        ),
+    } | {
+        f"the source {entry['name']!r} of oger.reward.sources": (kind_of(entry) or Keys).reads_log_probs
+        for entry in oger.reward.sources
+    }
+    for reader in (reader for reader, is_there in readers.items() if is_there):
+        yield f"oger.old_log_probs {OF_UPDATE} cannot be used with {reader}: use oger.old_log_probs {BEFORE_UPDATE}"
 
 
 def _value_head(value: Mapping[str, Any], critic: CriticSettings) -> Iterator[str]:

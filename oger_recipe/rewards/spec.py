@@ -45,10 +45,10 @@ class Keys:
 
     once: at most one such source; reads_rows: the question and the data's further columns travel to it; reads_steps:
     responses are cut into steps of reasoning for it; gives_rewards: its scores of steps are rewards, not probabilities
-    that a step is good; if_below, if_multiplied: what a weight below 0, and combine mul, would do, where nobody can
-    want that; is_rule: it is the verified reward; is_bonus: it is the exploration bonus, whose weight is a setting of
-    the run; is_length: it charges for length; is_own: it is code of the user's; asks_models: it has `models`; embeds:
-    it needs the run's encoder.
+    that a step is good; reads_log_probs: it reads the policy's log-probability of every row; if_below, if_multiplied:
+    what a weight below 0, and combine mul, would do, where nobody can want that; is_rule: it is the verified reward;
+    is_bonus: it is the exploration bonus, whose weight is a setting of the run; is_length: it charges for length;
+    is_own: it is code of the user's; asks_models: it has `models`; embeds: it needs the run's encoder.
     """
 
     once: ClassVar[bool] = False
@@ -57,6 +57,7 @@ class Keys:
     gives_rewards: ClassVar[bool] = False
     if_below: ClassVar[str] = ""
     if_multiplied: ClassVar[str] = ""
+    reads_log_probs: ClassVar[bool] = False
     is_length: ClassVar[bool] = False
     is_rule: ClassVar[bool] = False
     is_bonus: ClassVar[bool] = False

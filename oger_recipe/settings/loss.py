@@ -20,6 +20,7 @@ _SUPERVISED = (
     TAUGHT,
     need("oger.off_policy_loss", *(name for name, each in TEACHER_LOSSES.items() if each.supervised)),
 )
+OLD_LOG_PROBS = BEFORE_UPDATE, OF_UPDATE = "before_update", "of_update"
 _SCHEDULED = (*_SUPERVISED, need("oger.sft_loss_schedule", *(name for name in SCHEDULES if name != "constant")))
 
 
@@ -28,7 +29,8 @@ def _read(name: str) -> Need:
     return need_reader(f"oger.{chosen}", name, RESHAPES)
 
 
-def _updates_again(oger: Any, value: Mapping[str, Any]) -> bool:
+def updates_again(oger: Any, value: Mapping[str, Any]) -> bool:
+    """Whether a batch of rollouts is trained in more than one optimizer step."""
     rows = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"]
     return bool(rows // value["train.batch_size"] * value["train.max_epochs"] > 1)
 
@@ -114,6 +116,13 @@ class LossSettings(Section):
         "ppo_kl, approx_kl, clip_fraction and on_policy_* are over steps; the entropy bonus is still over tokens",
         choices=RATIO_LEVELS,
     )
+    old_log_probs: str = setting(
+        BEFORE_UPDATE,
+        "old log-probabilities of the ratio: of a forward pass before the update, or the update's own, with which "
+        "every ratio is 1. Before it, of_update passes the rollouts whose entropy weighs a bonus, and one of each "
+        "group; it needs one optimizer step on a batch of rollouts",
+        choices=OLD_LOG_PROBS,
+    )
     kl_stop: float | None = setting(
         None,
         "skip the remaining optimizer steps on a batch of rollouts once approx_kl (k3 from the rollouts' policy to "
@@ -121,7 +130,7 @@ class LossSettings(Section):
         range=POSITIVE,
         needs=Need(
             "more than one optimizer step on a batch of rollouts: train.max_epochs, or a smaller train.batch_size",
-            _updates_again,
+            updates_again,
         ),
     )
     chunked_token_stats: bool = setting(

@@ -105,6 +105,10 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
     }  # fmt: skip
 
 
+_UPDATES_AGAIN = (
+    "more than one optimizer step on a batch of rollouts (train.max_epochs, train.batch_size): the ratio would be 1 "
+    "in all"
+)
 _ONE = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "2", "--oger.max_replace_num", "0"]
 
 
@@ -465,6 +469,29 @@ def _with_prm(more: dict[str, Any]) -> str:
                 (
                     ["--ds.lora.target_modules", "q_proj", "lm_head"],
                     "ds.lora.target_modules lm_head: input and output layer are trained whole or not at all",
+                ),
+            )
+        ),
+        *(
+            (
+                ["--oger.old_log_probs", "of_update", *flags],
+                f"oger.old_log_probs of_update cannot be used with {reader}: use oger.old_log_probs before_update",
+            )
+            for reader, flags in (
+                (_UPDATES_AGAIN, ["--train.max_epochs", "2"]),
+                (_UPDATES_AGAIN, ["--train.batch_size", "1", "--train.micro_batch_size", "1"]),
+                ("algo.kl.init_coef above 0", ["--algo.kl.init_coef", "0.1"]),
+                ("algo.advantage.is_correction_level", ["--algo.advantage.is_correction_level", "token"]),
+                ("the critic of algo.advantage.estimator gae", ["--algo.advantage.estimator", "gae"]),
+                ("oger.grader self", ["--oger.grader", "self"]),
+                ("oger.history_enters", ["--oger.use_history_samples", "--oger.history_enters"]),
+                (
+                    "oger.rollout_advantage sign_exp_entropy",
+                    ["--oger.rollout_advantage", "sign_exp_entropy", "--algo.advantage.estimator", "dr_grpo"],
+                ),
+                (
+                    "the source 'rare' of oger.reward.sources",
+                    ["--oger.reward.sources", '[{"name": "rare", "kind": "unlikeliness"}]'],
                 ),
             )
         ),

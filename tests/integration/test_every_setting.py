@@ -147,6 +147,11 @@ ELSEWHERE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("entropy_position", "entropy_top_share", "chunked_token_stats"),
     ),
     ("test_policy_trainer.py", "test_by_steps_the_gradient_of_a_rollout_is_that_of_its_steps", ("ratio_level",)),
+    (
+        "test_policy_trainer.py",
+        "test_old_log_probs_of_the_update_train_as_those_of_a_pass_before_it",
+        ("old_log_probs",),
+    ),
     ("test_policy_trainer.py", "test_no_update_follows_the_one_whose_kl_is_above_the_limit", ("kl_stop",)),
     ("test_critic_actor.py", "test_the_figures_of_a_step_are_those_of_what_it_trains", ("critic.huber_delta",)),
     (

@@ -326,6 +326,65 @@ def test_teachers_pass_through_the_policy_only_where_their_old_log_probs_are_use
     assert experience.info["kl"].tolist() == experience.info["logprobs_diff"].tolist() == [0.0] * 4
 
 
+OF_UPDATE = "--oger.old_log_probs=of_update"
+RIGHT = [False, True, True, False]
+
+
+@pytest.mark.parametrize("cut", [4, 2, 1])
+@pytest.mark.parametrize(
+    ("flags", "teachers", "read"),
+    [
+        ([], True, [False, True, True, False]),  # the right ones, whose entropy weighs the bonus
+        (["--oger.bonus_weight=0"], True, [False, True, False, False]),
+        (["--oger.last_token_enp_reward=none"], True, [False, True, False, False]),
+        (["--oger.similarity_reverse_fail"], True, [False, True, True, True]),
+        ([], False, [True, False, False, False]),  # nothing to differ from, so no bonus
+    ],
+)
+def test_with_old_log_probs_of_the_update_only_rows_that_something_reads_pass_before_it(
+    controller, models, rollout, letters, flags, teachers, read, cut
+):
+    """The teacher takes the place of "ab". The engine's numbers of rows that do not pass are compared with nothing."""
+    models.similarity = dict(zip(TEXTS, (0.8, 0.6, 0.4, 0.2), strict=True))
+    models.entropy = dict(zip(TEXTS, (0.1, 0.2, 0.3, 0.4), strict=True))
+    tokens = [*letters.encode("ok"), letters.eos_token_id]
+    given = {"u": [Teacher("a source", "ok", tokens, 1.0, 1.0)]} if teachers else {}
+    found = []
+    for more in ([], [OF_UPDATE]):
+        models.asked.clear()
+        models.difference = dict.fromkeys(
+            text for text, passes in zip(TEXTS, read, strict=True) if not passes and more
+        )
+        models.difference = dict.fromkeys(models.difference, 5.0)
+        maker = controller(*flags, *more, f"--rollout.micro_batch_size={cut}", teachers=given)
+        rows = [rollout(text, float(right)) for text, right in zip(TEXTS, RIGHT, strict=True)]
+        advantages = by_row(maker.make_experience_batch(rows))
+        found.append((advantages, maker.current.rewards.total.tolist(), maker.current.bonus.tolist()))
+    assert found[0] == found[1]
+    assert sorted(models.asked) == sorted(3 * passes for passes in read)
+    step, first = maker.current, read.index(True)
+    assert step.entropy.isfinite().tolist() == step.log_prob.isfinite().tolist() == read
+    assert step.metrics["rollout/entropy"] == pytest.approx(10 * models.entropy[TEXTS[first]])
+    assert step.metrics["vllm_logprob_difference"] == 0.0
+    assert step.metrics["nonfinite/entropies"] == step.metrics["nonfinite/log_probs"] == 0.0
+
+
+def test_the_engine_is_still_compared_with_the_policy_where_old_log_probs_are_of_the_update(controller, models, group):
+    models.difference = {"ab": 5.0}
+    with pytest.raises(RuntimeError, match="weights that vLLM samples from"):
+        controller(*NO_BONUS, OF_UPDATE, "--oger.max_logprob_difference=1").make_experience_batch(group)
+
+
+def test_a_fair_sample_has_an_own_rollout_where_a_teacher_began_others(controller, models, rollout):
+    models.entropy = dict(zip(TEXTS, (0.1, 0.2, 0.3, 0.4), strict=True))
+    flags = ("--oger.bonus_weight=0", "--oger.max_replace_num=0", "--oger.n_prefix=2", OF_UPDATE)
+    maker = controller(*flags)
+    guided = [rollout(text, guided=2 * (place < 2)) for place, text in enumerate(TEXTS)]
+    maker.make_experience_batch([*guided, *(rollout(text, uid="v", guided=2) for text in TEXTS)])
+    assert maker.current.read.tolist() == [False, False, True, False, True, False, False, False]
+    assert maker.current.metrics["rollout/entropy"] == pytest.approx(3.0)
+
+
 @pytest.mark.parametrize("cut", [4, 1])
 @pytest.mark.parametrize("teacher_loss", ["reshape", "sft"])
 def test_of_a_taught_group_only_the_teacher_enters_a_loss(controller, models, rollout, letters, cut, teacher_loss):

@@ -146,6 +146,24 @@ def test_a_step_cut_by_length_has_the_gradient_and_the_report_of_the_step_in_one
     assert float(found["on_policy_ratio"]) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (), ("--oger.off_policy_loss=ppo",), ("--oger.ratio_level=step",), ("--oger.off_policy_loss=sft",),
+        ("--oger.on_policy_reshape=p_div_p_0.1",), ("--actor.dual_clip=3", "--oger.loss_aggregation=token_mean"),
+    ],
+)  # fmt: skip
+def test_old_log_probs_of_the_update_train_as_those_of_a_pass_before_it(flags, train) -> None:
+    """The policy's weight is 0.001, and zeros are what rows have that did not pass before the update."""
+    (known, expected), (policy, found) = train(2, *flags), train(2, *flags, "--oger.old_log_probs=of_update", old=0.0)
+    assert policy.weight.grad.item() == pytest.approx(known.weight.grad.item(), rel=1e-6)
+    assert {name: float(found[name]) for name in expected} == pytest.approx(
+        {name: float(value) for name, value in expected.items()}, rel=1e-5, abs=1e-7
+    )
+    other, _ = train(2, *flags, old=0.0)
+    assert other.weight.grad.item() != pytest.approx(known.weight.grad.item(), rel=1e-3)
+
+
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
 @pytest.mark.parametrize("micro_batch_size", [len(LENGTHS), 2])
 def test_weights_that_correct_for_the_engine_reach_the_gradient_of_rollouts_however_cut(

@@ -30,6 +30,7 @@ from oger_recipe.algorithm.credit import (
 )
 from oger_recipe.algorithm.engine_ratio import EngineCorrection, correction_metrics
 from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS
+from oger_recipe.algorithm.hybrid_group import own_or_all
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.base.cpu import CORES, THREADS, is_without_cuda
 from oger_recipe.embedding.similarity import make_similarity
@@ -60,6 +61,7 @@ from oger_recipe.rewards.spec import Surroundings
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
 from oger_recipe.settings.grades import OFF, SELF
+from oger_recipe.settings.loss import OF_UPDATE
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.draw import HISTORY, History
 from oger_recipe.teachers.store import Teacher, TeacherStore
@@ -240,11 +242,12 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
         """Make OpenRLHF's forward passes, keep the entropies, and compare engine and policy on the rollouts."""
-        action_masks = [samples.action_mask for samples in samples_list]
-        if not self._needs_old_log_probs_of_teachers():
-            for samples in samples_list:  # the policy leaves out rows without response tokens
-                samples.action_mask = samples.action_mask * ~self._is_injected(samples)
         step, started = self.current, time.monotonic()
+        action_masks = [samples.action_mask for samples in samples_list]
+        sample = self._fair_sample()
+        step.read = self._read_before_update(sample)
+        for samples in samples_list:  # the policy leaves out rows without response tokens
+            samples.action_mask = samples.action_mask * step.read[samples.index].unsqueeze(1)
         experiences = super().make_experience(samples_list)
         seconds = time.monotonic() - started
         for experience, action_mask in zip(experiences, action_masks, strict=True):
@@ -259,11 +262,12 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         for experience, (entropy, of_tokens) in zip(experiences, step.answered, strict=True):
             step.entropy[experience.index] = entropy.float()
             step.token_entropy[experience.index] = of_tokens.float()
-            rows = ~step.batch.is_teacher[experience.index] & ~step.nonfinite[nonfinite.LOG_PROBS][experience.index]
+            rows = (step.read & ~step.batch.is_teacher & ~step.nonfinite[nonfinite.LOG_PROBS])[experience.index]
             log_prob = (experience.action_log_probs * experience.action_mask).sum(dim=1).float()
             step.log_prob[experience.index] = log_prob.where(rows, torch.nan)
             if self.settings.loss.use_off_policy_probs:
                 experience.teacher_log_probs = teacher_log_probs(experience, step.batch.injected)
+        step.token_entropy[~sample] = torch.nan
         step.nonfinite[nonfinite.ENTROPIES] &= ~step.entropy.isfinite()
         step.entropy_weight = ENTROPY_WEIGHTS[self.settings.bonus.last_token_enp_reward](step.entropy)
         step.of_engine = self._beside_the_engine(experiences)
@@ -282,6 +286,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         for experience in experiences:
             engine, experience.rollout_log_probs = experience.rollout_log_probs, None
             own = experience.action_mask.bool() & ~teachers_tokens(experience)
+            own &= step.read[experience.index].unsqueeze(1)
             broken = (own & ~engine.isfinite()).any(dim=1)
             step.nonfinite[nonfinite.ENGINE_LOG_PROBS][experience.index] = broken
             own &= ~(broken | step.nonfinite[nonfinite.LOG_PROBS][experience.index]).unsqueeze(1)
@@ -298,9 +303,30 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         how = TEACHER_LOSSES[self.settings.loss.off_policy_loss]
         return how.as_rollouts or self.critic_model_group is not None or self.initial_model_group is not None
 
-    def _is_injected(self, experience: Experience) -> torch.Tensor:
-        """Mark the teachers' trajectories that took rollouts' places, bool [B, 1]."""
-        return torch.tensor([row in self.current.batch.injected for row in experience.index]).unsqueeze(1)
+    def _fair_sample(self) -> torch.Tensor:
+        """Mark the rows whose mean entropies stand for all rollouts', bool [N]: all, or one of each group.
+
+        A group's rollouts lie in the order of their seeds, so its first is like any other.
+        """
+        batch, size = self.current.batch, self.size
+        if self.settings.loss.old_log_probs != OF_UPDATE:
+            return torch.ones(len(batch.samples), dtype=torch.bool)
+        own = own_or_all(~batch.is_teacher.view(-1, size)) & ~self._is_injected().view(-1, size)
+        return (own & (own.cumsum(dim=1) == 1)).flatten()
+
+    def _read_before_update(self, sample: torch.Tensor) -> torch.Tensor:
+        """Mark the rows that pass through the policy before the update, bool [N]: those that something reads."""
+        settings, batch = self.settings, self.current.batch
+        if settings.loss.old_log_probs != OF_UPDATE:
+            return sample if self._needs_old_log_probs_of_teachers() else ~self._is_injected()
+        if not settings.has_bonus or settings.bonus.last_token_enp_reward == "none":
+            return sample
+        earns = (batch.scores > 0) | settings.bonus.similarity_reverse_fail
+        return sample | (earns & ~batch.is_teacher & ~batch.similarity.isnan())
+
+    def _is_injected(self) -> torch.Tensor:
+        """Mark the teachers' trajectories that took rollouts' places, bool [N]."""
+        return torch.tensor([row in self.current.batch.injected for row in range(len(self.current.batch.samples))])
 
     def _add_reward_kl(self, experiences: list[Experience]) -> None:
         """Set the reward's KL (k1) beside a loss-side one. compute_reward multiplies by the loss's coefficient."""

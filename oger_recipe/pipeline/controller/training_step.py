@@ -70,6 +70,7 @@ class TrainingStep:
     nonfinite: dict[str, Tensor]  # bool [N]: rows with a number that is not finite, by kind (nonfinite.py)
 
     # make_experience, of what the policy's forward passes answer
+    read: Tensor = field(init=False)  # bool: rows whose numbers are known before the update; the others' are nan
     answered: list[tuple[Tensor, Tensor]] = field(init=False)  # the next two, by micro-batch
     entropy: Tensor = field(init=False)  # nats, at oger.entropy_position
     token_entropy: Tensor = field(init=False)  # nats, the mean over the response

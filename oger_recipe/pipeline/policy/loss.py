@@ -8,7 +8,7 @@ import torch
 
 from oger_recipe.algorithm.batches import step_log_probs, unit_mask
 from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES, TOKEN_WEIGHTS, hybrid_policy_loss
-from oger_recipe.settings.loss import LossSettings
+from oger_recipe.settings.loss import OF_UPDATE, LossSettings
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class HybridPolicyLoss(torch.nn.Module):
         clip_low, clip_high = args.actor.eps_clip_low_high
         how, aggregation = TEACHER_LOSSES[settings.off_policy_loss], AGGREGATIONS[settings.loss_aggregation]
         self.by_step = settings.ratio_level == "step"
+        self._old_of_update = settings.old_log_probs == OF_UPDATE
         weighs_entropy = how.supervised and TOKEN_WEIGHTS[settings.sft_token_weight].reads_entropy
         self.reads_entropy = weighs_entropy or settings.off_policy_top_entropy_share < 1
         self._sft_loss_coef, self._is_mixture = settings.sft_loss_coef, settings.sft_loss_mixture
@@ -107,6 +108,8 @@ class HybridPolicyLoss(torch.nn.Module):
         ``rollout_log_probs`` is None: what the engine says is in the weights that are ``given``.
         """
         given, teacher_probs = self.given, None
+        if self._old_of_update:
+            old_log_probs = log_probs.detach()
         if given.teacher_log_probs is not None:
             teacher_probs = given.teacher_log_probs.exp()  # nan: unknown
         units, num_units = action_mask, batch_num_tokens

@@ -42,6 +42,7 @@ class OwnKeys(Keys):
     """An import path as the kind, and the further keys of its entry, keyword arguments of a class of the user's."""
 
     is_own: ClassVar[bool] = True
+    reads_log_probs: ClassVar[bool] = True  # it may
 
     path: str = ""
     given: Mapping[str, Any] = field(default_factory=dict)

@@ -19,6 +19,7 @@ _UNKNOWN = "the policy's log-probability of this response is not known"
 @dataclass(frozen=True, kw_only=True)
 class UnlikelinessKeys(Keys):
     reads_rows: ClassVar[bool] = False
+    reads_log_probs: ClassVar[bool] = True
     if_below: ClassVar[str] = "likely solutions would be paid more than unlikely ones"
     if_multiplied: ClassVar[str] = "its values are 0 or less, so right rows would be paid less than wrong ones"
 
