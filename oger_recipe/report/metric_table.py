@@ -149,7 +149,8 @@ TABLE: tuple[Metric, ...] = (
        "Alarms that were found in this step or in the window of steps before it (docs/alarms.md).",
        (None, 0.0), "0", "Read the alarms' sentences on the screen, in events.jsonl or on the page of the run."),
     _M("rollout/entropy", HEALTH, "entropy", "nats a token", "tokens of the policy's own rollouts that are trained",
-       "How unsure the policy is about each token, on average. Missing where teachers begin every rollout.",
+       "How unsure the policy is about each token, on average. Missing where teachers begin every rollout. With "
+       "oger.old_log_probs of_update it is of one rollout of each group.",
        healthy_text="no fixed range: compare with step 1. A fall to a third, or a steady rise, calls for a look; "
        "the run warns below a tenth and above twice the first steps (entropy_gone, entropy_growing)",
        advice="A fall: a lower actor.adam.lr, more teachers, actor.entropy_coef or a higher "
@@ -365,7 +366,8 @@ TABLE: tuple[Metric, ...] = (
        "Standard deviation over all rows, of all prompts together."),
     _M("oger/entropy", TEACHERS, "entropy in the bonus", "nats", _OWN,
        "Mean entropy at oger.entropy_position, where it weighs the bonus. At the last token, an end of sequence, it "
-       "is near 0 by nature: read rollout/entropy for the policy's."),
+       "is near 0 by nature: read rollout/entropy for the policy's. With oger.old_log_probs of_update it is of the "
+       "rollouts that pass through the policy before the update, most of them right ones."),
     _M("oger/entropy_p90", TEACHERS, "entropy in the bonus, 90 %", "nats", _OWN,
        "90th percentile of oger/entropy's rows."),
     _M("oger/entropy_weight", TEACHERS, "entropy weight", "", _OWN,

@@ -1,7 +1,8 @@
 """Measures samples per second of training on a CPU: the recipe's pipeline beside TRL's GRPOTrainer with HF generate.
 
 Same policy (random weights, so every response has its full length), prompts, group, lengths and verifier; one
-optimizer step per batch of rollouts; the learning rate is nearly zero. Start-up is a column of its own.
+optimizer step per batch of rollouts, whose old log-probabilities are the update's own but for one side that has a
+forward pass for them; the learning rate is nearly zero. Start-up is a column of its own.
 TRL is not among the packages: ``pip install --no-deps --target DIR trl==1.16.0``, then ``throughput.py --trl DIR``.
 """
 
@@ -23,7 +24,13 @@ SIZES = {
     "25M x 256": (512, 7, 8, 8, 256, 16),
 }
 GRPO = ["--oger.max_replace_num", "0", "--oger.bonus_weight", "0"]
-SIDES = {"TRL": [], "recipe, GRPO": GRPO, "recipe, OGER": []}
+OF_UPDATE = ["--oger.old_log_probs", "of_update"]  # as TRL does where a batch is one optimizer step
+SIDES = {
+    "TRL": [],
+    "recipe, GRPO": [*GRPO, *OF_UPDATE],
+    "recipe, GRPO with a pass before": GRPO,
+    "recipe, OGER": OF_UPDATE,
+}
 
 
 def recipe_run(folder: Path, size: str, steps: int, flags: list[str]) -> list[float]:
