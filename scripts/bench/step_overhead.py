@@ -2,9 +2,9 @@
 
 Sides: plain OpenRLHF (its own trainer, maker, policy and loss on the recipe's machine patches), the recipe with
 teachers in the groups but no encoder, the default job with MiniLM's embeddings of tokens, and with all of MiniLM. They
-take turns; the learning rate is nearly zero, so that all sample from the same policy. ``--size default`` is the default
-job's; ``--size 100M`` is a policy of about 100 M random parameters on 4 prompts x 4 rollouts x 128 tokens; ``--size
-600M``, for one GPU, has the shape of Qwen3-0.6B, random parameters, and 32 prompts x 8 rollouts x 512 tokens.
+take turns; the learning rate is nearly zero, so that all sample from the same policy. ``--size default`` is the
+default job's; ``--size 100M`` is a policy of about 100 M random parameters on 4 prompts x 4 rollouts x 128 tokens;
+``--size 600M``, for one GPU, has the shape of Qwen3-0.6B, random parameters, and 32 prompts x 8 rollouts x 512 tokens.
 """
 
 import argparse
