@@ -11,7 +11,7 @@ from oger_recipe.base.files import read_jsonl
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SIDES = ("plain OpenRLHF", "recipe, no encoder", "recipe", "recipe, all of MiniLM")
+SIDES = ("plain OpenRLHF", "recipe, no encoder", "recipe")
 ROLES = {"PPOTrainer": "controller", "PolicyModelActor": "policy", "RolloutActor": "engine"}  # in process titles
 RECIPE = ROOT / "configs" / "countdown_cpu.yaml"
 

@@ -1,10 +1,10 @@
 """Measures a training step beside one of plain OpenRLHF GRPO: seconds, and each process's peak of memory.
 
 Sides: plain OpenRLHF (its own trainer, maker, policy and loss on the recipe's machine patches), the recipe with
-teachers in the groups but no encoder, the default job with MiniLM's embeddings of tokens, and with all of MiniLM. They
-take turns; the learning rate is nearly zero, so that all sample from the same policy. ``--size default`` is the
-default job's; ``--size 100M`` is a policy of about 100 M random parameters on 4 prompts x 4 rollouts x 128 tokens;
-``--size 600M``, for one GPU, has the shape of Qwen3-0.6B, random parameters, and 32 prompts x 8 rollouts x 512 tokens.
+teachers in the groups but no encoder, and the whole recipe with MiniLM. The sides take turns; the learning rate is
+nearly zero, so that all sample from the same policy. ``--size default`` is the default job's; ``--size
+100M`` is a policy of about 100 M random parameters on 4 prompts x 4 rollouts x 128 tokens; ``--size 600M``, for one
+GPU, has the shape of Qwen3-0.6B, random parameters, and 32 prompts x 8 rollouts x 512 tokens.
 """
 
 import argparse
@@ -44,10 +44,7 @@ SIZES = {
         "--oger.embedding_num_gpus", "0.1", "--rollout.max_new_tokens", "512", "--data.max_len", "1024",
     ],
 }  # fmt: skip
-OF_SIDE = {
-    SIDES[1]: ["--oger.bonus_weight", "0", "--oger.replace_mode", "random"],
-    SIDES[3]: ["--oger.embedding_layers", "6"],
-}
+WITHOUT_ENCODER = ["--oger.bonus_weight", "0", "--oger.replace_mode", "random"]
 
 
 def side_command(side: str, size: str, steps: int, folder: Path, earlier: Path | None) -> tuple[list[str], dict]:
@@ -58,7 +55,7 @@ def side_command(side: str, size: str, steps: int, folder: Path, earlier: Path |
         environment = {"PREPARED_DATA": str(earlier / "data")}
         return [str(HERE / "plain_openrlhf.py"), str(folder), *flags], environment
     prompts = 4 if size == "100M" else 32
-    flags = [*SIZES[size], *OF_SIDE.get(side, [])]
+    flags = [*SIZES[size], *(WITHOUT_ENCODER if side == SIDES[1] else [])]
     if size == "600M":
         flags += ["--actor.model_name_or_path", str(random_policy(folder.parent / "policy"))]
     return train_command(folder, {"oger.task.train_problems": prompts * steps}, flags), {}

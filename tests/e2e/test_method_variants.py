@@ -49,7 +49,7 @@ def test_the_policy_continues_after_prefixes_and_remembers_what_it_solved(tmp_pa
     assert any(row["bonus"] > 0 for row in earned)  # wrong ones earn their closeness
 
     steps = lines(run_dir / "metrics.jsonl")
-    assert steps[0]["oger/bonus_weight"] == 5.0 and steps[1]["oger/bonus_weight"] == 0.0
+    assert steps[0]["oger/bonus_weight"] == 1.0 and steps[1]["oger/bonus_weight"] == 0.0
     assert steps[0]["oger/off_on_ratio"] == pytest.approx(3 / 5)
     assert 0.2 < steps[0]["oger/prefix_ratio"] < 3 / 8
     own = [row["score"] for row in rows if not row["off_policy"]]

@@ -95,7 +95,7 @@ def test_bonus_and_advantage_follow_their_equations(smoke_run):
                 assert row["entropy"] is None  # nothing needs it, so that no forward pass is made for it
                 totals.append(1.0)
                 continue
-            bonus = 5 * (1 - row["similarity"]) * math.exp(-row["entropy"]) * row["reward"] * row["score"]
+            bonus = (1 - row["similarity"]) * math.exp(-row["entropy"]) * row["reward"] * row["score"]
             assert row["bonus"] == pytest.approx(bonus, abs=1e-5)
             totals.append(row["reward"] + bonus)
         mean = sum(totals) / GROUP
