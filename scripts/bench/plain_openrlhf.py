@@ -6,10 +6,10 @@ folder the environment's PREPARED_DATA names.
 
 from oger_recipe.base.cpu import is_without_cuda
 from oger_recipe.base.imports import without_garbage_collection
-from oger_recipe.patches import apply_training_patches
+from oger_recipe.patches import apply_model_patches
 
 with without_garbage_collection():
-    apply_training_patches()
+    apply_model_patches()  # of the policy, too: without them a CPU without bfloat16 multiplies number by number
 
 import contextlib
 import os
