@@ -172,8 +172,10 @@ def measure(name: str, folder: Path, places: dict[str, Path]) -> None:
 
 
 def commit() -> str:
-    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    """Names the commit, and says whether anything was changed since, but for the page that is written here."""
+    changed = ["git", "diff", "--quiet", "HEAD", "--", ".", ":(exclude)docs/costs.md"]
+    name = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
+    return f"{name}-dirty" if subprocess.run(changed, cwd=ROOT).returncode else name
 
 
 def table(folder: Path) -> str:
