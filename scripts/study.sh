@@ -2,21 +2,33 @@
 # What each part of the method does, measured: every arm in two regimes of Countdown, with equal rollouts and updates.
 #   scripts/study.sh              all arms, five seeds
 #   SEEDS="0 1" ARMS="grpo oger" REGIMES=beyond_reach scripts/study.sh
-#   STUDY=steps scripts/study.sh  the arms of rewards for steps, in regimes of their own
+#   scripts/study.sh steps        the arms of rewards for steps, in regimes of their own
+#   scripts/study.sh rivals       what may do as well as teachers: block A of docs/study/registered.md
 # Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/ has results.jsonl and
-# results_steps.jsonl, the runs so far). Writes study.md and study.png there. A run takes 2 to 9 minutes of one core;
+# results_steps.jsonl, the runs so far). Writes study.md and study.png there. A run takes 2 to 15 minutes of one core;
 # several processes with other SEEDS or REGIMES may share a STUDY_DIR, each with its share of the cores (OMP_NUM_THREADS).
+# A run that fails is a line of results.jsonl, too, with its exit status, and the others go on.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-case "${STUDY:-parts}" in
+study="${1:-${STUDY:-parts}}"
+case "$study" in
 parts)
     SEEDS="${SEEDS:-0 1 2 3 4}" start_seed=0
     STUDY_DIR="${STUDY_DIR:-runs/study}"
     report=oger_recipe.lab.study
     REGIMES="${REGIMES:-beyond_reach within_reach}"
     ARMS="${ARMS:-sft grpo luffy paper oger no_bonus no_entropy one_teacher random wrong_first clip}"
-    WITHIN_ARMS="grpo luffy oger" # the regime that the method is not for
+    BEYOND_ARMS="$ARMS" WITHIN_ARMS="grpo luffy oger" # the regime that the method is not for
+    ;;
+rivals)
+    SEEDS="${SEEDS:-10 11 12 13 14}" start_seed=10 # none of the first study's
+    STUDY_DIR="${STUDY_DIR:-runs/study_rivals}"
+    report=oger_recipe.lab.study_rivals
+    REGIMES="${REGIMES:-rivals_within_reach rivals_beyond_reach}"
+    BEYOND_ARMS="sft_grpo luffy oger chord hpt"
+    WITHIN_ARMS="grpo grpo_kl grpo_entropy grpo_low grpo_unclipped luffy oger chord hpt"
+    ARMS="${ARMS:-grpo grpo_kl grpo_entropy grpo_low grpo_unclipped sft_grpo luffy oger chord hpt}"
     ;;
 steps)
     SEEDS="${SEEDS:-1 2 3 4 5}" start_seed=1 # sizes were chosen on seed 0
@@ -25,10 +37,10 @@ steps)
     REGIMES="${REGIMES:-steps_beyond_reach steps_within_reach}"
     ARMS="${ARMS:-outcome min_outcome ahead_outcome min sum appo tppo \
         min_outcome_exact ahead_outcome_exact sum_exact ahead_outcome_bad sum_bad}"
-    WITHIN_ARMS="$ARMS"
+    BEYOND_ARMS="$ARMS" WITHIN_ARMS="$ARMS"
     ;;
 *)
-    echo "study: STUDY is parts or steps, not $STUDY" >&2
+    echo "study: $study is none of parts, steps and rivals" >&2
     exit 2
     ;;
 esac
@@ -38,13 +50,29 @@ python="${OGER_VENV:-.venv}/bin/python"
 mkdir -p "$STUDY_DIR"
 
 arm_flags() {
-    local grpo="--oger.max_replace_num 0 --oger.bonus_weight 0"
+    local grpo="--oger.max_replace_num 0 --oger.bonus_weight 0" clipped="--no-oger.loss_remove_clip"
     # As many trajectories as 40 steps let in.
     local sft="--oger.sft.epochs 1 --oger.sft.max_samples 1280 --oger.sft.batch_size 8 --oger.sft.micro_batch_size 8"
     case "$1" in
     start) echo "$grpo --oger.total_training_steps 0" ;; # the policy that all arms start from
     sft) echo "$grpo $sft --oger.sft.lr 1e-3 --oger.total_training_steps 0" ;;
-    grpo) echo "$grpo" ;;
+    grpo) [[ $study == rivals ]] && echo "$grpo $clipped" || echo "$grpo" ;; # the first study's is not clipped
+    grpo_unclipped) echo "$grpo" ;;
+    grpo_kl) echo "$grpo $clipped --algo.kl.use_loss --algo.kl.init_coef 0.04 --algo.kl.estimator k3" ;;
+    grpo_entropy) echo "$grpo $clipped --actor.entropy_coef 0.01" ;;
+    grpo_low) echo "$grpo $clipped --actor.adam.lr 1e-4" ;;
+    sft_grpo) echo "$grpo $clipped $sft --oger.sft.lr 1e-3" ;;
+    chord) # configs/chord.yaml, its schedule in as many parts of 40 steps
+        echo "--oger.bonus_weight 0 --oger.replace_mode random --oger.off_policy_loss sft $clipped" \
+            "--oger.sft_token_weight p_times_1mp --oger.sft_loss_mixture --oger.sft_loss_coef 0.5" \
+            "--oger.sft_loss_schedule cosine --oger.sft_loss_coef_end 0.02 --oger.sft_loss_warmup_steps 7" \
+            "--oger.sft_loss_schedule_steps 27 --oger.loss_aggregation token_mean --algo.advantage.estimator group_norm"
+        ;;
+    hpt) # configs/hpt.yaml
+        echo "--oger.bonus_weight 0 --oger.replace_mode random --oger.teacher_gate 0 --oger.taught_group teachers" \
+            "--oger.off_policy_reshape logp --oger.off_policy_reshape_weight 1 --oger.use_sft_prefix_reward" \
+            "--oger.sft_prefix_reward_weight 8 --oger.advantage_baseline group"
+        ;;
     luffy) echo "--oger.bonus_weight 0 --oger.replace_mode random --oger.advantage_baseline group" ;;
     paper) echo "--oger.advantage_baseline group" ;;
     oger) echo "" ;;
@@ -96,30 +124,42 @@ valued_steps() { # OpenR: estimator, what has a ratio
 }
 
 run_arm() { # regime arm seed
-    local folder="$STUDY_DIR/$1/$2/$3" flags
+    local folder="$STUDY_DIR/$1/$2/$3" flags code=0 began
+    began=$(date +%s)
     flags=$(arm_flags "$2")
-    if "$python" -m "$report" has "$STUDY_DIR" "$1" "$2" "$3"; then
-        return
-    fi
     echo "study: $1, $2, seed $3"
     # With --overwrite a run that was interrupted begins anew, once it is clear that it can.
     # shellcheck disable=SC2086 # several flags
     "$python" -m oger_recipe.cli.train --recipe "configs/study/$1.yaml" --oger.run_dir "$folder" --train.seed "$3" \
-        --overwrite $flags
-    "$python" -m "$report" add "$STUDY_DIR" "$1" "$2" "$3"
+        --overwrite $flags || code=$?
+    if ((code == 0)); then
+        "$python" -m "$report" add "$STUDY_DIR" "$1" "$2" "$3"
+    elif ((code == 1)) && [[ $(find "$folder" -maxdepth 1 -name metrics.jsonl -newermt "@$began") ]]; then
+        "$python" -m "$report" failed "$STUDY_DIR" "$1" "$2" "$3" "$code"
+    else
+        exit "$code" # it was stopped, or could not begin
+    fi
 }
 
+planned=()
 for seed in $SEEDS; do
     for regime in $REGIMES; do
-        if [[ $seed == "$start_seed" ]]; then
-            run_arm "$regime" start "$seed"
-        fi
+        arms="$BEYOND_ARMS"
+        [[ $regime != *within_reach ]] || arms="$WITHIN_ARMS"
+        [[ $seed != "$start_seed" ]] || planned+=("$regime start $seed")
         for arm in $ARMS; do
-            if [[ $regime == within_reach && " $WITHIN_ARMS " != *" $arm "* ]]; then
-                continue
-            fi
-            run_arm "$regime" "$arm" "$seed"
+            [[ " $arms " != *" $arm "* ]] || planned+=("$regime $arm $seed")
         done
     done
+done
+made=0 left=${#planned[@]}
+for each in "${planned[@]}"; do
+    read -r -a run <<<"$each"
+    left=$((left - 1))
+    "$python" -m "$report" has "$STUDY_DIR" "${run[@]}" && continue
+    run_arm "${run[@]}"
+    made=$((made + 1))
+    minutes=$((SECONDS * left / made / 60))
+    echo "study: $left runs are left, at most $((minutes / 60)) h $((minutes % 60)) min"
 done
 "$python" -m "$report" table "$STUDY_DIR"

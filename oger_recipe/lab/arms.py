@@ -158,11 +158,13 @@ def run(
     tables: Callable[[list[Record]], str],
     draw: Callable[[list[Record], Path], None],
 ) -> None:
-    """Do what a study's command line says: ``has`` or ``add`` FOLDER REGIME ARM SEED, or ``table`` FOLDER."""
+    """Do what a study's command line says: ``has`` or ``add`` FOLDER REGIME ARM SEED, ``failed`` with the run's exit
+    status behind these, or ``table`` FOLDER. A run that failed is kept, not run again, and in no table."""
     command, folder = arguments[0], Path(arguments[1])
     results = folder / "results.jsonl"
     records = read_jsonl(results)
     if command == "table":
+        records = [each for each in records if "failed" not in each]
         text = tables(records)
         (folder / "study.md").write_text(text + "\n")
         draw(records, folder / "study.png")
@@ -171,5 +173,9 @@ def run(
     regime, arm, seed = arguments[2], arguments[3], int(arguments[4])
     if command == "has":
         sys.exit(0 if any((e["regime"], e["arm"], e["seed"]) == (regime, arm, seed) for e in records) else 1)
+    if command == "failed":
+        line: Record = {"regime": regime, "arm": arm, "seed": seed, "failed": int(arguments[5])}
+    else:
+        line = record(folder / regime / arm / str(seed), regime, arm, seed)
     with results.open("a") as file:
-        file.write(to_json(record(folder / regime / arm / str(seed), regime, arm, seed)) + "\n")
+        file.write(to_json(line) + "\n")

@@ -438,7 +438,9 @@ if words[1] == "oger_recipe.cli.train":
         sys.exit("oger train: no such value" if value in os.environ.get("REFUSED", "").split() else 0)
     (run / "checkpoints").mkdir(parents=True, exist_ok=True)
     (run / "checkpoints" / "global_step1.json").write_text(os.environ.get("MANIFEST", '{"facts": {}}'))
-    if value in os.environ.get("FAIL", "").split():
+    if os.environ.get("METRICS"):
+        (run / "metrics.jsonl").write_text("{}")
+    if (value or run.parent.name) in os.environ.get("FAIL", "").split():
         sys.exit(int(os.environ.get("CODE", "1")))
     (run / "summary.json").write_text(json.dumps({"finished": True}, indent=1))
 elif words[2] == "has":
@@ -564,6 +566,27 @@ def test_a_study_leaves_it_to_the_run_what_of_its_folder_goes(sweep: Sweep) -> N
     (training,) = [call for call in sweep.calls() if call[0] == "oger_recipe.cli.train"]
     assert training[training.index("--oger.run_dir") + 1] == str(kept.parent) and "--overwrite" in training
     assert kept.read_text() == "mine"
+
+
+def test_a_study_of_rivals_runs_every_arm_where_it_belongs_and_one_that_fails_is_kept(sweep: Sweep) -> None:
+    """A run that fails after a step is a line of the results, and the others go on; one that cannot begin ends all."""
+    chosen = {"STUDY_DIR": str(sweep.folder / "study"), "SEEDS": "10"}
+    code, output = sweep.script("study.sh", "rivals", **chosen)
+    assert code == 0, output
+    runs = [call[3:] for call in sweep.calls() if call[1] == "add"]
+    within, beyond = (
+        [arm for regime, arm, _ in runs if regime == f"rivals_{of}_reach"] for of in ("within", "beyond")
+    )
+    both = ["luffy", "oger", "chord", "hpt"]
+    assert within == ["start", "grpo", "grpo_kl", "grpo_entropy", "grpo_low", "grpo_unclipped", *both]
+    assert beyond == ["start", "sft_grpo", *both]
+    assert {seed for _, _, seed in runs} == {"10"} and "study: 0 runs are left" in output
+    code, output = sweep.script("study.sh", "rivals", **chosen, ARMS="luffy hpt", FAIL="luffy", METRICS="1")
+    assert code == 0, output
+    ended = [(call[1], *call[4:]) for call in sweep.calls() if call[1] in ("add", "failed")]
+    assert ("failed", "luffy", "10", "1") in ended and ("add", "hpt", "10") in ended
+    code, _ = sweep.script("study.sh", "rivals", **chosen, ARMS="luffy hpt", FAIL="luffy")
+    assert code == 1 and "failed" not in [call[1] for call in sweep.calls()]
 
 
 def test_setup_empties_no_folder_that_it_has_not_made(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from oger_recipe.base.files import read_jsonl
-from oger_recipe.lab import arms, study, study_steps
+from oger_recipe.lab import arms, study, study_rivals, study_steps
 from oger_recipe.report.panels import sheet, styles
 
 ROOT = Path(__file__).parents[2]
@@ -214,4 +215,81 @@ def test_runs_of_step_rewards_are_kept_and_drawn(tmp_path: Path):
     assert has.value.code == 0
     arms.run(["table", str(tmp_path)], *known)
     assert "| sum-form | 1 | 25.0 |" in (tmp_path / "study.md").read_text()
+    assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _rivals_run(arm: str, seed: int, right: dict[str, list[int]], regime: str = "rivals_within_reach") -> arms.Record:
+    curves = {name: [0.25, 0.25] for name in study_rivals.CURVES}
+    return {"regime": regime, "arm": arm, "seed": seed, "steps": 40, "seconds": {"total": 90.0},
+            "samples": 32, "right": right, "curves": curves}  # fmt: skip
+
+
+def test_a_runs_figures_are_of_its_last_two_evaluations():
+    run = _rivals_run("grpo", 10, {"10": [8, 8], "40": [1, 0], "30": [2, 0]}) | {"samples": 8}
+    assert study_rivals.solved(run, 1).tolist() == [1.5 / 8, 0.0]
+    # pass@4 of 2 and of 1 right among 8: 1 - C(6, 4) / C(8, 4) = 1 - 15 / 70, and 1 - C(7, 4) / C(8, 4) = 1 / 2
+    assert study_rivals.solved(run, 4).tolist() == pytest.approx([(1 - 15 / 70 + 0.5) / 2, 0.0])
+    assert study_rivals.solved(run, 4, 10).tolist() == [1.0, 1.0]
+
+
+def test_intervals_are_over_seeds_and_problems():
+    assert study_rivals.over_both(np.full((3, 4), 0.5), "a") == (0.5, 0.5, 0.5)
+    # Two seeds that differ, and two problems that do: a draw takes the same one twice with a chance of a half.
+    of_seeds = np.array([[0.0, 0.0], [1.0, 1.0]])
+    assert study_rivals.over_both(of_seeds, "b") == study_rivals.over_both(of_seeds.T, "c") == (0.5, 0.0, 1.0)
+    # Of many seeds and problems that are drawn apart, the variance is the sum of both: 1 / 400 + 1 / 400, by 1.96.
+    many = (np.arange(100)[:, None] % 2 + np.arange(100) % 2) / 1.0
+    mean, low, high = study_rivals.over_both(many, "d")
+    assert mean == 1.0 and (high - low) / 2 == pytest.approx(1.96 * math.sqrt(2 / 400), rel=0.08)
+
+
+def test_p_values_are_corrected_by_holm():
+    """Times 3, 2 and 1 from the least on, never falling, at most 1."""
+    assert study_rivals.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert study_rivals.holm([0.9, 0.5]) == [1.0, 1.0]
+    assert study_rivals.holm([0.04]) == [0.04]
+
+
+def test_rivals_are_compared_by_seed_and_problem():
+    all_right, none = {"30": [32, 32], "40": [32, 32]}, {"30": [0, 0], "40": [0, 0]}
+    records = [_rivals_run("luffy", seed, all_right) for seed in (10, 11, 12)]
+    records += [_rivals_run("grpo", 10, none), _rivals_run("grpo", 11, none), _rivals_run("grpo", 13, all_right)]
+    records += [_rivals_run("grpo_kl", 10, none)]
+    assert list(_rows(study_rivals.compared(records))) == ["within reach, pass@8: LUFFY less GRPO"]
+    (row,) = _rows(study_rivals.compared(records)).values()
+    assert row[:2] == ["2", "+100.0 [+100.0, +100.0]"]
+    rows = _rows(study_rivals.table(records, "rivals_within_reach"))
+    assert rows["GRPO"][0] == "3" and rows["LUFFY"][1:5] == ["100.0 [100.0, 100.0]"] * 4
+    assert rows["GRPO, KL 0.04"][5:] == ["0.250", "1.5"]
+
+
+def test_a_rivals_run_is_kept_with_each_problems_right_samples_and_one_that_failed_is_kept_too(tmp_path: Path):
+    for arm, step in (("start", 0), ("luffy", 10), ("luffy", 20)):
+        folder = tmp_path / "rivals_within_reach" / arm / "10"
+        (folder / "eval").mkdir(parents=True, exist_ok=True)
+        (folder / "eval" / f"step_{step:05d}.json").write_text(json.dumps({"benchmarks": {}}))
+        answers = [
+            {"uid": uid, "sample": sample, "score": float(sample < right)}
+            for uid, right in (("b", 12 + 4 * step // 10), ("a", 0))
+            for sample in range(32)
+        ]
+        text = "".join(json.dumps(answer) + "\n" for answer in answers)
+        (folder / "eval" / f"step_{step:05d}.jsonl").write_text(text)
+        (folder / "summary.json").write_text(json.dumps({"steps": 2, "seconds": {"total": 61.26}}))
+        (folder / "metrics.jsonl").write_text(
+            json.dumps({"step": 1} | dict.fromkeys(study_rivals.CURVES, 0.5)) + "\n" if step else ""
+        )
+    known = (study_rivals.record, study_rivals.tables, study_rivals.draw)
+    for arm in ("start", "luffy"):
+        arms.run(["add", str(tmp_path), "rivals_within_reach", arm, "10"], *known)
+    arms.run(["failed", str(tmp_path), "rivals_within_reach", "hpt", "10", "1"], *known)
+    with pytest.raises(SystemExit) as has:
+        arms.run(["has", str(tmp_path), "rivals_within_reach", "hpt", "10"], *known)
+    assert has.value.code == 0
+    lines = read_jsonl(tmp_path / "results.jsonl")
+    assert lines[1]["right"] == {"10": [0, 16], "20": [0, 20]} and lines[1]["samples"] == 32
+    assert lines[2] == {"regime": "rivals_within_reach", "arm": "hpt", "seed": 10, "failed": 1}
+    arms.run(["table", str(tmp_path)], *known)
+    text = (tmp_path / "study.md").read_text()
+    assert "| LUFFY | 1 | 28.1 [" in text and "| before training | 1 | 18.8 [" in text and "HPT" not in text
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")

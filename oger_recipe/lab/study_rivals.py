@@ -1,0 +1,206 @@
+"""Makes table and figure of the study of natural rivals (docs/study/registered.md, block A); arms.py has its command
+line.
+
+A run is evaluated four times, and its figures are means of the last two. Each keeps how many samples of every problem
+were right, so that intervals are over seeds and problems, and arms can be compared where they are equally often right.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from oger_recipe.base.files import read_jsonl
+from oger_recipe.base.seeds import stable_seed
+from oger_recipe.evaluation.metrics import pass_at_k
+from oger_recipe.lab import arms
+from oger_recipe.lab.arms import START, Record, by_regime, draw_scores, name_arms, run, runs_by_arm
+from oger_recipe.report.panels import save, styles
+
+Floats = NDArray[np.float64]
+
+ARMS = {
+    "start": "before training",
+    "grpo": "GRPO",
+    "grpo_kl": "GRPO, KL 0.04",
+    "grpo_entropy": "GRPO, entropy term 0.01",
+    "grpo_low": "GRPO, a third of the learning rate",
+    "grpo_unclipped": "GRPO, unclipped",
+    "sft_grpo": "SFT, then GRPO",
+    "luffy": "LUFFY",
+    "oger": "OGER (oger.yaml)",
+    "chord": "CHORD",
+    "hpt": "HPT",
+}
+REGIMES = {"rivals_within_reach": "within reach", "rivals_beyond_reach": "beyond reach"}
+OF_ARMS = styles(arm for arm in ARMS if arm != "start") | {"start": START}
+CURVES = ("rollout/solve_rate", "rollout/entropy", "rollout/response_length")
+KS = (1, 4, 8, 32)  # of pass@k; pass@1 is avg@32
+# regime -> k of pass@k, and the arms that are compared: the block's comparisons, whose p-values are corrected together
+COMPARED = {
+    "rivals_within_reach": (8, [("luffy", arm) for arm in ("grpo", "grpo_kl", "grpo_entropy", "grpo_low")]),
+    "rivals_beyond_reach": (1, [("oger", "sft_grpo")]),
+}
+_LAST, _DRAWS = 2, 4000  # evaluations that count, and draws of a bootstrap
+
+
+def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
+    """Return the line of one finished run."""
+    line = arms.record(folder, regime, arm, seed, CURVES)
+    del line["held_out"]
+    answers = {int(path.stem[5:]): read_jsonl(path) for path in sorted((folder / "eval").glob("step_*.jsonl"))}
+    return line | {"samples": _samples(answers), "right": {step: _right(rows) for step, rows in answers.items()}}
+
+
+def _samples(answers: Mapping[int, list[Record]]) -> int:
+    return 1 + max(row["sample"] for rows in answers.values() for row in rows)
+
+
+def _right(rows: list[Record]) -> list[int]:
+    """Count the right samples of each problem, in the order of their names."""
+    counts: dict[str, int] = defaultdict(int)
+    for row in rows:
+        counts[row["uid"]] += row["score"] > 0
+    return [counts[uid] for uid in sorted(counts)]
+
+
+def solved(record: Record, k: int, step: int | None = None) -> Floats:
+    """Estimate pass@k of each problem, [problems]: the mean of the last two evaluations, or that of one step."""
+    right = {int(number): counts for number, counts in record["right"].items()}
+    steps = sorted(right)[-_LAST:] if step is None else [step]
+    return np.mean([pass_at_k(_scores(right[each], record["samples"]), k) for each in steps], axis=0)
+
+
+def _scores(right: Sequence[int], samples: int) -> Floats:
+    return (np.arange(samples) < np.array(right)[:, None]).astype(float)
+
+
+def over_both(values: Floats, name: str) -> tuple[float, float, float]:
+    """Return the mean of values [seeds, problems] and its 95 % interval, by a bootstrap over seeds and problems.
+
+    A draw takes as many seeds as there are, and as many problems, which are the same in all of its seeds.
+    """
+    generator = np.random.default_rng(stable_seed(name))
+    seeds, problems = values.shape
+    of_seeds = generator.integers(seeds, size=(_DRAWS, seeds))
+    of_problems = generator.integers(problems, size=(_DRAWS, problems))
+    means = [values[rows][:, columns].mean() for rows, columns in zip(of_seeds, of_problems, strict=True)]
+    low, high = np.percentile(means, (2.5, 97.5))
+    return float(values.mean()), float(low), float(high)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for how many they are (Holm 1979): the i-th least of m times m - i + 1, never falling."""
+    least, corrected = 0.0, [0.0] * len(p_values)
+    for place, index in enumerate(np.argsort(p_values)):
+        least = max(least, min(1.0, (len(p_values) - place) * p_values[index]))
+        corrected[index] = least
+    return corrected
+
+
+def tables(records: list[Record]) -> str:
+    """Write all tables of the study for which there are runs."""
+    parts = [table(records, regime) for regime in by_regime(records, REGIMES)]
+    return "\n\n".join(text for text in (*parts, compared(records)) if text)
+
+
+def table(records: list[Record], regime: str) -> str:
+    """Write Markdown, one row an arm, in points."""
+    by_arm = runs_by_arm(records, regime)
+    samples = next(each["samples"] for each in records if each["regime"] == regime)
+    heads = [f"avg@{samples}", *(f"pass@{k}" for k in KS[1:])]
+    lines = [
+        f"| {REGIMES[regime]} | seeds | {' | '.join(heads)} | entropy, end | minutes |",
+        "|" + "---|" * (5 + len(KS[1:])),
+    ]
+    for arm in (name for name in ARMS if name in by_arm):
+        runs = list(by_arm[arm].values())
+        cells = [_said(np.array([solved(each, k) for each in runs]), f"{regime} {arm} {k}") for k in KS]
+        ends = [np.mean(each["curves"]["rollout/entropy"][-10:]) for each in runs if each["curves"]["rollout/entropy"]]
+        cells += [
+            f"{np.mean(ends):.3f}" if ends else "",
+            f"{np.mean([each['seconds']['total'] for each in runs]) / 60:.1f}",
+        ]
+        lines.append(f"| {ARMS[arm]} | {len(runs)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _said(values: Floats, name: str, form: str = "{:.1f}") -> str:
+    return "{} [{}, {}]".format(*(form.format(100 * value) for value in over_both(values, name)))
+
+
+def compared(records: list[Record]) -> str:
+    """Write the block's comparisons as Markdown: by seed, p of a paired t-test, corrected over all that have runs."""
+    from scipy import stats
+
+    rows, p_values = [], []
+    for regime, (k, pairs) in COMPARED.items():
+        by_arm = runs_by_arm(records, regime)
+        for first, second in pairs:
+            differences = _differences(by_arm[first], by_arm[second], k)
+            if len(differences) < 2:
+                continue
+            named = f"{REGIMES[regime]}, {f'pass@{k}' if k > 1 else 'avg'}: {ARMS[first]} less {ARMS[second]}"
+            rows.append((named, len(differences), _said(differences, named, "{:+.1f}")))
+            p_values.append(float(stats.ttest_1samp(differences.mean(axis=1), 0.0).pvalue))
+    if not rows:
+        return ""
+    lines = ["| comparison | seeds | difference | p | p, corrected |", "|" + "---|" * 5]
+    for (named, seeds, said), p, corrected in zip(rows, p_values, holm(p_values), strict=True):
+        lines.append(f"| {named} | {seeds} | {said} | {p:.2g} | {corrected:.2g} |")
+    return "\n".join(lines)
+
+
+def _differences(runs: Mapping[int, Record], others: Mapping[int, Record], k: int) -> Floats:
+    """Return how far the first's pass@k is above the second's, [seeds that both have, problems]."""
+    both = sorted(runs.keys() & others.keys())
+    return np.array([solved(runs[seed], k) - solved(others[seed], k) for seed in both])
+
+
+def draw(records: list[Record], path: Path) -> None:
+    """Draw, for every regime, the arms' pass@8, and pass@8 against avg over the evaluations of training."""
+    regimes = by_regime(records, REGIMES)
+    figure = Figure(figsize=(13, 1.0 + 4.2 * len(regimes)), layout="constrained")
+    panels = figure.subplots(len(regimes), 2, squeeze=False)
+    drawn = {each["arm"] for each in records}
+    name_arms(figure, ARMS, {arm: look for arm, look in OF_ARMS.items() if arm in drawn})
+    for (scores, training), (regime, runs) in zip(panels, regimes.items(), strict=True):
+        by_arm = runs_by_arm(runs, regime)
+        k, _ = COMPARED[regime]
+        score = f"pass@{k}" if k > 1 else f"avg@{runs[0]['samples']}"
+        of_arms = {
+            arm: [float(solved(each, k).mean()) for each in by_arm[arm].values()] for arm in ARMS if arm in by_arm
+        }
+        draw_scores(scores, of_arms, ARMS, OF_ARMS, f"{REGIMES[regime]}: held-out {score}, %")
+        _draw_while_training(training, by_arm)
+        training.set_title(f"{REGIMES[regime]}: pass@8 against avg while training, %", loc="left", fontsize=9.5)
+    save(
+        figure, path, note="small dots: seeds; bars: 95 % intervals over them; lines: means over seeds, by evaluation"
+    )
+
+
+def _draw_while_training(panel: Axes, by_arm: Mapping[str, Mapping[int, Record]]) -> None:
+    def mean(runs: Mapping[int, Record], k: int, step: int) -> float:
+        return 100 * float(np.mean([solved(each, k, step).mean() for each in runs.values()]))
+
+    begin = by_arm.get("start")
+    for arm in (name for name in ARMS if name in by_arm):
+        runs, look = by_arm[arm], OF_ARMS[arm]
+        steps = sorted({int(step) for each in runs.values() for step in each["right"]})
+        points = [(mean(begin, 1, 0), mean(begin, 8, 0))] if begin and arm != "start" else []
+        points += [(mean(runs, 1, step), mean(runs, 8, step)) for step in steps]
+        x, y = zip(*points, strict=True)
+        panel.plot(x, y, color=look.colour, linestyle=look.line, marker=look.marker, markersize=5)
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.tick_params(labelsize=8)
+    panel.set_xlabel("avg, %", fontsize=8)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:], record, tables, draw)
