@@ -33,7 +33,7 @@ ROOMS = {
     "settings": "algorithm base data embedding grading models rewards rewards/kinds",
     "report": "base evaluation run_folder settings",
     "prm": "base data evaluation models report rewards",
-    "lab": "algorithm base data grading prm report rewards rewards/kinds settings teachers",
+    "lab": "algorithm base data evaluation grading prm report rewards rewards/kinds settings teachers",
     "pipeline": (
         "algorithm base embedding evaluation grading models patches rewards rewards/kinds run_folder settings teachers"
     ),
