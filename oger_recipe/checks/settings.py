@@ -279,6 +279,8 @@ def _encoder(encoder: EmbeddingSettings, rewards_similarity: bool) -> Iterator[s
     """Yield the encoder's problems; ``rewards_similarity``: a source of the reward embeds, even beside a reranker."""
     if encoder.embedding_num_gpus and encoder.embedding_url:
         yield "oger.embedding_num_gpus is for an encoder in the run, but oger.embedding_url is set: choose one"
+    if encoder.embedding_layers is not None and encoder.embedding_url:
+        yield "oger.embedding_layers is for an encoder in the run, but oger.embedding_url is set: choose one"
     if encoder.similarity_reranker:
         yield from _model_folder(encoder.similarity_reranker, "oger.similarity_reranker")
         if encoder.embedding_url and not rewards_similarity:

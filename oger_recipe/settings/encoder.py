@@ -16,7 +16,6 @@ _EMBEDS = Need(
     f"{COMPARED.text}, by embeddings and not by oger.similarity_reranker, {_OR_SIMILARITY}",
     lambda oger, value: oger.embeds,
 )
-_IN_RUN = Need("the encoder in the run (no oger.embedding_url)", lambda oger, value: not value["oger.embedding_url"])
 _COMPARES_VECTORS = Need(
     f"{COMPARED.text}, by embeddings and not by oger.similarity_reranker",
     lambda oger, value: oger.embeds_references,
@@ -38,7 +37,7 @@ class EmbeddingSettings(Section):
         None,
         "first layers of the encoder to use, fewer being faster; 0: no layer, its embeddings of tokens; unset: all",
         range=COUNT_OR_NONE,
-        needs=(_EMBEDS, _IN_RUN),
+        needs=_EMBEDS,
     )
     embedding_url: str | None = setting(
         None,

@@ -94,7 +94,6 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (OFF | NO_TEACHERS, {"embedding_model": "a/model"}, {}),
     (OFF | {"replace_mode": "random"}, {"embedding_part": "answer"}, {}),
     (OFF | NO_TEACHERS, {"embedding_layers": 1}, OFF | NO_TEACHERS | SIMILAR),
-    ({"embedding_url": "http://127.0.0.1:1/v1"}, {"embedding_layers": 1}, {}),
     (OFF | NO_TEACHERS, {"embedding_max_tokens": 64}, OFF | NO_TEACHERS | SIMILAR),
     (OFF | NO_TEACHERS, {"embedding_url": "http://127.0.0.1:1/v1"}, OFF | NO_TEACHERS | SIMILAR),
     (SIMILAR, {"reward.cache": ""}, JUDGED),

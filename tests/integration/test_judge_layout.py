@@ -102,11 +102,12 @@ def test_shares_that_fit_are_not_refused(parser) -> None:
 
 def test_a_model_that_is_not_there_is_the_recipes_mistake(parser, tmp_path: Path) -> None:
     entries = [JUDGE | {"model": str(tmp_path)}, HEAD | {"tokenizer": str(tmp_path / "none")}]
-    encoder = {"oger.embedding_num_gpus": 1.0, "oger.embedding_url": "u"}
+    encoder = {"oger.embedding_num_gpus": 1.0, "oger.embedding_layers": 0, "oger.embedding_url": "u"}
     said = recipe_problems(settings(parser, *entries, **encoder))
     assert f"oger.reward.sources, rider: {tmp_path} is not a model folder: it has no config.json" in said
     assert f"oger.reward.sources, style: {tmp_path / 'none'}: no such model folder" in said
-    assert "oger.embedding_num_gpus is for an encoder in the run, but oger.embedding_url is set: choose one" in said
+    for name in ("num_gpus", "layers"):
+        assert f"oger.embedding_{name} is for an encoder in the run, but oger.embedding_url is set: choose one" in said
 
 
 def test_a_reranker_goes_with_everything_but_what_needs_embeddings(parser) -> None:
