@@ -62,7 +62,7 @@ arm_flags() {
     grpo_entropy) echo "$grpo $clipped --actor.entropy_coef 0.01" ;;
     grpo_low) echo "$grpo $clipped --actor.adam.lr 1e-4" ;;
     sft_grpo) echo "$grpo $clipped $sft --oger.sft.lr 1e-3" ;;
-    chord) # configs/chord.yaml, its schedule in as many parts of 40 steps
+    chord) # configs/chord.yaml, its schedule shortened to 40 steps
         echo "--oger.bonus_weight 0 --oger.replace_mode random --oger.off_policy_loss sft $clipped" \
             "--oger.sft_token_weight p_times_1mp --oger.sft_loss_mixture --oger.sft_loss_coef 0.5" \
             "--oger.sft_loss_schedule cosine --oger.sft_loss_coef_end 0.02 --oger.sft_loss_warmup_steps 7" \

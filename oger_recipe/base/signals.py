@@ -1,5 +1,5 @@
-"""Which signals the command heeds, what they do while it imports, and what a second one does; the one that a process
-gets as its parent ends."""
+"""Which signals the command heeds, what they do while it imports, and what a second one does. A process that ends with
+its parent."""
 
 import ctypes
 import os

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 
 from oger_recipe.base.files import read_jsonl, to_json
 from oger_recipe.report.curves import moving_mean
-from oger_recipe.report.panels import GREY, Style, band
+from oger_recipe.report.panels import GREY, Style, band, bare
 from oger_recipe.report.summary import last_attempts
 
 Record = dict[str, Any]
@@ -125,9 +125,7 @@ def draw_scores(
         label.set_color(looks[arm].colour)
     panel.set_ylim(-0.6, len(arms) - 0.4)
     panel.set_xlim(-1, max(panel.get_xlim()[1], LEAST_POINTS))
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(labelsize=8)
+    bare(panel)
     panel.set_title(title, loc="left", fontsize=9.5)
 
 
@@ -158,8 +156,8 @@ def run(
     tables: Callable[[list[Record]], str],
     draw: Callable[[list[Record], Path], None],
 ) -> None:
-    """Do what a study's command line says: ``has`` or ``add`` FOLDER REGIME ARM SEED, ``failed`` with the run's exit
-    status behind these, or ``table`` FOLDER. A run that failed is kept, not run again, and in no table."""
+    """Run a study's command line: ``has`` or ``add`` FOLDER REGIME ARM SEED, ``failed`` FOLDER REGIME ARM SEED STATUS
+    (the run's exit status), or ``table`` FOLDER. A failed run is kept; it is not run again, and is in no table."""
     command, folder = arguments[0], Path(arguments[1])
     results = folder / "results.jsonl"
     records = read_jsonl(results)

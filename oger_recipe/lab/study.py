@@ -25,7 +25,7 @@ from oger_recipe.lab.arms import (
     run,
     runs_by_arm,
 )
-from oger_recipe.report.panels import band, dress, from_zero, save, styles
+from oger_recipe.report.panels import band, bare, dress, from_zero, save, styles
 
 ARMS = {
     "start": "before training",
@@ -190,9 +190,7 @@ def _draw_pass_at_k(panel: Axes, by_arm: Mapping[str, dict[int, Record]], benchm
     panel.set_xscale("log", base=2)
     panel.set_xticks(DRAWS, [str(k) for k in DRAWS], fontsize=8)
     panel.set_ylim(-2, 104)
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(labelsize=8)
+    bare(panel)
     panel.set_xlabel("k", fontsize=8)
 
 

@@ -1,12 +1,11 @@
-"""Makes table and figure of the study of natural rivals (docs/study/registered.md, block A); arms.py has its command
-line.
+"""Make table and figure of the study that compares teachers with simpler means (docs/study/registered.md, block A);
+arms.py has its command line.
 
 A run is evaluated four times, and its figures are means of the last two. Each keeps how many samples of every problem
 were right, so that intervals are over seeds and problems, and arms can be compared where they are equally often right.
 """
 
 import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,10 +16,10 @@ from numpy.typing import NDArray
 
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.base.seeds import stable_seed
-from oger_recipe.evaluation.metrics import pass_at_k
+from oger_recipe.evaluation.metrics import interval, metrics_by_problem, pass_at_k
 from oger_recipe.lab import arms
 from oger_recipe.lab.arms import START, Record, by_regime, draw_scores, name_arms, run, runs_by_arm
-from oger_recipe.report.panels import save, styles
+from oger_recipe.report.panels import bare, save, styles
 
 Floats = NDArray[np.float64]
 
@@ -53,20 +52,17 @@ def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
     """Return the line of one finished run."""
     line = arms.record(folder, regime, arm, seed, CURVES)
     del line["held_out"]
-    answers = {int(path.stem[5:]): read_jsonl(path) for path in sorted((folder / "eval").glob("step_*.jsonl"))}
-    return line | {"samples": _samples(answers), "right": {step: _right(rows) for step, rows in answers.items()}}
+    files = sorted((folder / "eval").glob("step_*.jsonl"))
+    counted = {int(path.stem[5:]): _right(read_jsonl(path)) for path in files}
+    (samples,) = {samples for samples, _ in counted.values()}
+    return line | {"samples": samples, "right": {step: right for step, (_, right) in counted.items()}}
 
 
-def _samples(answers: Mapping[int, list[Record]]) -> int:
-    return 1 + max(row["sample"] for rows in answers.values() for row in rows)
-
-
-def _right(rows: list[Record]) -> list[int]:
-    """Count the right samples of each problem, in the order of their names."""
-    counts: dict[str, int] = defaultdict(int)
-    for row in rows:
-        counts[row["uid"]] += row["score"] > 0
-    return [counts[uid] for uid in sorted(counts)]
+def _right(answers: list[Record]) -> tuple[int, list[int]]:
+    """Return the samples of every problem, and how many of them are right, by the problems' names."""
+    ((uids, metrics),) = metrics_by_problem(answers).values()
+    samples = len(answers) // len(uids)
+    return samples, np.rint(samples * metrics[f"avg_at_{samples}"]).astype(int).tolist()
 
 
 def solved(record: Record, k: int, step: int | None = None) -> Floats:
@@ -90,12 +86,12 @@ def over_both(values: Floats, name: str) -> tuple[float, float, float]:
     of_seeds = generator.integers(seeds, size=(_DRAWS, seeds))
     of_problems = generator.integers(problems, size=(_DRAWS, problems))
     means = [values[rows][:, columns].mean() for rows, columns in zip(of_seeds, of_problems, strict=True)]
-    low, high = np.percentile(means, (2.5, 97.5))
-    return float(values.mean()), float(low), float(high)
+    ((low, high),) = interval(np.array(means)[:, None])
+    return float(values.mean()), low, high
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for how many they are (Holm 1979): the i-th least of m times m - i + 1, never falling."""
+    """Correct p-values for multiple comparisons (Holm 1979): the i-th least of m times m - i + 1, never falling."""
     least, corrected = 0.0, [0.0] * len(p_values)
     for place, index in enumerate(np.argsort(p_values)):
         least = max(least, min(1.0, (len(p_values) - place) * p_values[index]))
@@ -104,7 +100,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def tables(records: list[Record]) -> str:
-    """Write all tables of the study for which there are runs."""
+    """Write a table for each regime that has runs, and one of the comparisons."""
     parts = [table(records, regime) for regime in by_regime(records, REGIMES)]
     return "\n\n".join(text for text in (*parts, compared(records)) if text)
 
@@ -135,7 +131,10 @@ def _said(values: Floats, name: str, form: str = "{:.1f}") -> str:
 
 
 def compared(records: list[Record]) -> str:
-    """Write the block's comparisons as Markdown: by seed, p of a paired t-test, corrected over all that have runs."""
+    """Write the registered comparisons as Markdown.
+
+    p is of a paired t-test over seeds, then corrected for all comparisons that have runs.
+    """
     from scipy import stats
 
     rows, p_values = [], []
@@ -196,9 +195,7 @@ def _draw_while_training(panel: Axes, by_arm: Mapping[str, Mapping[int, Record]]
         points += [(mean(runs, 1, step), mean(runs, 8, step)) for step in steps]
         x, y = zip(*points, strict=True)
         panel.plot(x, y, color=look.colour, linestyle=look.line, marker=look.marker, markersize=5)
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(labelsize=8)
+    bare(panel)
     panel.set_xlabel("avg, %", fontsize=8)
 
 

@@ -59,12 +59,17 @@ def save(figure: Figure, path: Path, *, note: str = "") -> None:
         figure.savefig(partial, dpi=110, format="png")
 
 
-def dress(panel: Axes, title: str, *, legend: bool = True) -> None:
-    """Set title, grid and whole steps; put the legend between title and curves, where it hides nothing."""
+def bare(panel: Axes) -> None:
+    """Give a panel a faint grid, no frame above and on the right, and small numbers."""
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     panel.tick_params(labelsize=8)
+
+
+def dress(panel: Axes, title: str, *, legend: bool = True) -> None:
+    """Set title, grid and whole steps; put the legend between title and curves, where it hides nothing."""
+    bare(panel)
+    panel.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     panel.set_xlabel("step", fontsize=8)
     handles, labels = panel.get_legend_handles_labels()
     shown = legend and len(labels) > 1

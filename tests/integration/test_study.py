@@ -269,7 +269,7 @@ def test_a_rivals_run_is_kept_with_each_problems_right_samples_and_one_that_fail
         (folder / "eval").mkdir(parents=True, exist_ok=True)
         (folder / "eval" / f"step_{step:05d}.json").write_text(json.dumps({"benchmarks": {}}))
         answers = [
-            {"uid": uid, "sample": sample, "score": float(sample < right)}
+            {"uid": uid, "benchmark": "countdown", "sample": sample, "score": float(sample < right), "extracted": None}
             for uid, right in (("b", 12 + 4 * step // 10), ("a", 0))
             for sample in range(32)
         ]

@@ -315,7 +315,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         return (own & (own.cumsum(dim=1) == 1)).flatten()
 
     def _read_before_update(self, sample: torch.Tensor) -> torch.Tensor:
-        """Mark the rows that pass through the policy before the update, bool [N]: those that something reads."""
+        """Mark the rows, bool [N], whose log-probabilities or entropies are needed before the update."""
         settings, batch = self.settings, self.current.batch
         if settings.loss.old_log_probs != OF_UPDATE:
             return sample if self._needs_old_log_probs_of_teachers() else ~self._is_injected()
@@ -325,7 +325,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         return sample | (earns & ~batch.is_teacher & ~batch.similarity.isnan())
 
     def _is_injected(self) -> torch.Tensor:
-        """Mark the teachers' trajectories that took rollouts' places, bool [N]."""
+        """Mark the rows, bool [N], in which a teacher's trajectory took a rollout's place."""
         return torch.tensor([row in self.current.batch.injected for row in range(len(self.current.batch.samples))])
 
     def _add_reward_kl(self, experiences: list[Experience]) -> None:

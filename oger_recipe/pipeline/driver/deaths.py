@@ -111,7 +111,7 @@ class Processes(threading.Thread):
             self._seen[pid] = _Process(group, role, title, int(peak[1]) * 1024)
 
     def gone(self) -> list[int]:
-        """Return the processes that ended by themselves: no engine that ended with its actor, and no judge."""
+        """Return the processes that died by themselves; leave out engines that ended with their actor, and judges."""
         ended = {pid for pid in self._seen if _parent(Path(f"/proc/{pid}")) is None}
         return [
             pid

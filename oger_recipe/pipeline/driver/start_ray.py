@@ -163,7 +163,7 @@ def _signals_wait() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_python(path: str) -> Iterator[None]:
-    """Let Ray take this file for Python: it starts its workers by sys.executable."""
+    """Let Ray start this file in Python's place: it starts its workers by sys.executable."""
     before, sys.executable = sys.executable, path
     try:
         yield
