@@ -49,6 +49,14 @@ class EmbeddingSimilarity:
         self._worker = ThreadPoolExecutor(max_workers=1)
         self._arrived: list[str] = []  # not enough yet for a batch of the encoder
         self._ahead: list[tuple[list[str], Future]] = []
+        self._references_ahead: list[Future] = []
+
+    def prefetch_references(self, texts: list[str]) -> None:
+        """Put into the cache, in a thread beside other work, references that `of_groups` will be asked about.
+
+        What has no embedding then is asked for again, and counted, by `of_groups`.
+        """
+        self._references_ahead.append(self._worker.submit(self._cache.encode, texts, max_error_rate=1.0))
 
     def prefetch(self, text: str) -> None:
         """Encode, in a thread beside other work, a rollout that `of_groups` will be asked about."""
@@ -59,6 +67,9 @@ class EmbeddingSimilarity:
 
     def of_groups(self, rollouts: list[list[str]], references: list[list[str]], reduce: str) -> torch.Tensor:
         """Measure groups of equal size n, [groups, n]; nan where a group has no references or a text no embedding."""
+        ahead, self._references_ahead = self._references_ahead, []
+        for future in ahead:
+            future.result()
         taught = [group for group, texts in enumerate(references) if texts]
         similarity = torch.full((len(rollouts), len(rollouts[0])), torch.nan)
         if not taught:
@@ -106,6 +117,9 @@ class RerankerSimilarity:
 
     def __init__(self, reranker: Reranker, part: str = "all") -> None:
         self._reranker, self._part = reranker, part
+
+    def prefetch_references(self, texts: list[str]) -> None:
+        """Do nothing: a score belongs to a pair."""
 
     def prefetch(self, text: str) -> None:
         """Do nothing: a score belongs to a pair."""

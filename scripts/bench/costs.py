@@ -1,6 +1,7 @@
 """Measures the table of docs/costs.md, one bench after another, and writes it there. See all.sh.
 
 What is found (runs/bench/NAME.json; NAME.txt has what was printed) is not measured again: remove it to have it anew.
+Rows of the page that are not measured stay.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from recipe_runs import HERE, ROLES, ROOT, SIDES
 
 PLAIN, WITHOUT, WITH = SIDES
@@ -166,7 +168,12 @@ def measure(name: str, folder: Path, places: dict[str, Path]) -> None:
         )
     if done.returncode:
         sys.exit(f"{name} failed:\n{printed.read_text()[-3000:]}")
-    facts = {"date": f"{datetime.date.today()}", "commit": commit(), "found": json.loads(part.read_text())}
+    facts = {
+        "date": f"{datetime.date.today()}",
+        "commit": commit(),
+        "machine": f"{len(os.sched_getaffinity(0))} cores, {torch.backends.cpu.get_cpu_capability()}",
+        "found": json.loads(part.read_text()),
+    }
     out.write_text(json.dumps(facts, indent=2))
     part.unlink()
 
@@ -178,31 +185,28 @@ def commit() -> str:
     return f"{name}-dirty" if subprocess.run(changed, cwd=ROOT).returncode else name
 
 
-def table(folder: Path) -> str:
-    """Writes a row for everything that was measured."""
-    model = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    lines = [
-        f"On {len(os.sched_getaffinity(0))} cores of {model.split(':')[1].strip()}:", "",
-        "| what | measured: median (least to most of the runs) | goal | command | when, commit |",
-        "|---|---|---|---|---|",
-    ]  # fmt: skip
-    for name, bench in BENCHES.items():
-        if (out := folder / f"{name}.json").exists():
-            facts = json.loads(out.read_text())
-            command, when = bench.arguments.replace("{trl}", "DIR").replace("{data}", "DIR"), facts["date"]
-            for what, goal, figures in bench.rows:
-                cells = (what, figures(facts["found"]), goal, f"`{command}`", f"{when}, {facts['commit']}")
-                lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def write(page: Path, rows: str) -> None:
-    """Puts the table between the page's two marks."""
+def write(page: Path, folder: Path) -> None:
+    """Puts a row for all that was measured between the page's two marks; keeps the other rows as they are."""
     before, _, rest = page.read_text().partition(BEGIN)
-    _, mark, after = rest.partition(END)
+    rows, mark, after = rest.partition(END)
     if not mark:
         sys.exit(f"{page} lacks the marks {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n\n{rows}\n\n{END}{after}")
+    kept = {line.split(" | ")[0].removeprefix("| "): line for line in rows.splitlines() if line.startswith("| ")}
+    lines = [
+        "| what | measured: median (least to most of the runs) | goal | command | when, commit, on |",
+        "|---|---|---|---|---|",
+    ]
+    for name, bench in BENCHES.items():
+        out = folder / f"{name}.json"
+        facts = json.loads(out.read_text()) if out.exists() else None
+        command = bench.arguments.replace("{trl}", "DIR").replace("{data}", "DIR")
+        for what, goal, figures in bench.rows:
+            if facts:
+                when = f"{facts['date']}, {facts['commit']}, {facts['machine']}"
+                lines.append(f"| {what} | {figures(facts['found'])} | {goal} | `{command}` | {when} |")
+            elif what in kept:
+                lines.append(kept[what])
+    page.write_text("\n".join((f"{before}{BEGIN}", "", *lines, "", f"{END}{after}")))
 
 
 def main() -> None:
@@ -222,7 +226,7 @@ def main() -> None:
             print(f"{name}: left out, for want of --{missing[0]}", flush=True)
             continue
         measure(name, args.out, places)
-        write(args.page, table(args.out))
+        write(args.page, args.out)
 
 
 if __name__ == "__main__":

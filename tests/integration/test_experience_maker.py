@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from types import SimpleNamespace
@@ -535,13 +536,30 @@ def test_a_limit_is_a_share_as_it_is_written(rollout, tmp_path):
 
 def test_rollouts_that_arrive_are_encoded_ahead_where_their_prompt_has_teachers(controller, models, rollout):
     maker = controller("--oger.embedding_max_tokens=8192", teachers={"u": [TEACHER]})
-    asked: list[str] = []
-    encode = maker.measure._encoder.encode_each
-    maker.measure._encoder.encode_each = lambda texts: (asked.extend(texts), encode(texts))[1]
+    asked = _asked_of_the_encoder(maker)
     maker.rollout_arrived(rollout("ab"))
     maker.rollout_arrived(rollout("cd", uid="nobody taught this"))
     maker.measure.of_groups([["ab"]], [["teach"]], "mean")
     assert asked == ["ab", "teach"]
+
+
+def test_teachers_are_encoded_ahead_and_once_when_their_prompts_are_sent(controller):
+    other = replace(TEACHER, text="taught otherwise")
+    maker = controller("--oger.embedding_max_tokens=8192", teachers={"u": [TEACHER], "v": [other]})
+    asked = _asked_of_the_encoder(maker)
+    maker.prompts_sent(["u", "nobody taught this"])
+    assert maker.measure.of_groups([["ab"]], [["teach"]], "mean").isfinite().all()
+    assert asked == ["teach", "ab"]
+    maker.prompts_sent(["u", "v"])
+    maker.measure.of_groups([["cd"], ["ef"]], [["teach"], ["taught otherwise"]], "mean")
+    assert asked[2:] == ["taught otherwise", "cd", "ef"]
+
+
+def _asked_of_the_encoder(maker) -> list[str]:
+    asked: list[str] = []
+    encode = maker.measure._encoder.encode_each
+    maker.measure._encoder.encode_each = lambda texts: (asked.extend(texts), encode(texts))[1]
+    return asked
 
 
 # ---- what is kept of a step

@@ -135,6 +135,15 @@ def _asked(generator, monkeypatch, *flags: str, step: int = 1, **how: Any) -> li
     return asked
 
 
+def test_who_asked_hears_which_prompts_were_sent_for_training_and_of_no_evaluated_one(generator, monkeypatch):
+    heard: list[list[str]] = []
+    monkeypatch.setattr(OgerSamplesGenerator, "sent", heard.append)
+    _asked(generator, monkeypatch)  # evaluation
+    assert heard == []
+    _asked(generator, monkeypatch, guided=False)
+    assert heard == [["taught", "lone", "nobody"]]
+
+
 def test_the_prompt_of_training_rollouts_shows_the_first_share_of_a_teacher(generator, monkeypatch):
     half = _asked(generator, monkeypatch, "--oger.hint_share=0.5", guided=False)
     assert half == ["<taught>a|", "<lone>abcd|", "Q nobody"] or half == ["<taught>abcd|", "<lone>abcd|", "Q nobody"]

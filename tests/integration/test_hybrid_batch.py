@@ -175,6 +175,17 @@ def test_what_went_wrong_while_rollouts_arrived_is_told_when_they_are_needed(mon
         measure.of_groups([["a"]], [["E"]], "mean")
 
 
+def test_what_went_wrong_with_references_ahead_is_told_when_they_are_needed(monkeypatch):
+    cache = Vectors()
+    measure = EmbeddingSimilarity(Vectors(), cache)
+    with monkeypatch.context() as patched:
+        patched.setattr(cache, "encode_each", lambda texts: open("/nowhere/to/be/found"))
+        measure.prefetch_references(["E"])
+        with pytest.raises(FileNotFoundError):
+            measure.of_groups([["a"]], [["E"]], "mean")
+    assert measure.of_groups([["a"]], [["E"]], "mean").isfinite().all()  # the next step asks anew
+
+
 # ---- one teacher
 
 

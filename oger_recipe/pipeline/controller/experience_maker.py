@@ -155,6 +155,11 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         if self.settings.teachers.use_history_samples:
             self.history = History(self.run_dir / "history.jsonl", self.settings.teachers.history_size, step)
 
+    def prompts_sent(self, uids: list[str]) -> None:
+        """Encode the teachers of the next batch while its rollouts are sampled."""
+        if self.measure is not None:
+            self.measure.prefetch_references([teacher.text for uid in uids for teacher in self.store[uid]])
+
     def rollout_arrived(self, sample: Experience) -> None:
         """Encode a rollout of the next batch while others are still sampled."""
         if self.measure is not None and uid_of(sample) in self.store:

@@ -37,6 +37,7 @@ class OgerSamplesGenerator(SamplesGenerator):
     steps_left: int | None = None
     step = 0  # the trainer's: of the batch that is sampled, or was last; set when a run is resumed
     planned_steps = 1  # of the run; set by the trainer
+    sent: Callable[[list[str]], None] | None = None  # told the uids of training prompts that engines have got
     arrived: Callable[[Experience], None] | None = None  # told of every rollout of a training batch as it comes
     counted: Callable[[str, int, int], None] | None = None  # told how many "rollouts" or "answers" came, of how many
     stop_is_asked: Callable[[], bool] | None = None  # of the run, before every batch
@@ -138,13 +139,13 @@ class OgerSamplesGenerator(SamplesGenerator):
         heapq.heapify(heap)
         refs = []
         guided, steps = generate_kwargs.get("guided", False), self.settings.steps.sampling
+        trains = "guided" in generate_kwargs  # evaluation does not say
         for prompt, label, image in zip(prompts, labels, images or [None] * len(prompts), strict=True):
             known = json.loads(label)
             more: dict[str, Any] = {"prefixes": self._prefixes(known["uid"])} if guided else {}
             more |= {"steps": steps} if steps is not None else {}
             count = 1 if generate_kwargs.get("greedy") else samples * known.get(TIMES_ASKED, 1)
             place = self.asked
-            trains = "guided" in generate_kwargs
             shown = self._with_hint(prompt, known["uid"]) if trains else prompt
             if trains and self.settings.rollouts.deterministic:  # a prompt that comes twice is sampled twice
                 params.seed = stable_seed(self.args.train.seed, self.step, place)
@@ -165,6 +166,8 @@ class OgerSamplesGenerator(SamplesGenerator):
                 )
             )
         self._tell_count(generate_kwargs)
+        if trains and self.sent is not None:
+            self.sent([json.loads(label)["uid"] for label in labels])
         return refs
 
     def _with_hint(self, prompt: str, uid: str) -> str:

@@ -124,6 +124,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
             self.samples_generator.steps_left = max(self.settings.total_training_steps - resumed_at, 0)
         self.samples_generator.step = resumed_at
         self.samples_generator.planned_steps = self.planned_steps()
+        self.samples_generator.sent = self.experience_maker.prompts_sent
         self.samples_generator.arrived = self.experience_maker.rollout_arrived
         self.samples_generator.counted = self._responses_came
         self.samples_generator.stop_is_asked = self._stop_is_asked
