@@ -23,10 +23,10 @@ PLAIN, WITHOUT, WITH = SIDES
 BEGIN, END = "<!-- the rows that scripts/bench/all.sh writes -->", "<!-- their end -->"
 
 
-def spread(values: Sequence[float], digits: int = 1) -> str:
+def spread(values: Sequence[float], unit: str = "s", digits: int = 1) -> str:
     """Writes a median, and least and most if there are several."""
     middle, least, most = (f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
-    return middle if len(values) == 1 else f"{middle} ({least} to {most})"
+    return f"{middle} {unit}" if len(values) == 1 else f"{middle} {unit}, {least} to {most}"
 
 
 def ratio(mine: Sequence[float], theirs: Sequence[float]) -> str:
@@ -36,8 +36,8 @@ def ratio(mine: Sequence[float], theirs: Sequence[float]) -> str:
 
 def step(found: dict[str, Any]) -> str:
     seconds = {side: [statistics.median(run["steps"]) for run in runs] for side, runs in found["results"].items()}
-    parts = [f"{ratio(seconds[side], seconds[PLAIN])} ({spread(seconds[side])} s) {side}" for side in (WITHOUT, WITH)]
-    return f"{'; '.join(parts)}; plain {spread(seconds[PLAIN])} s"
+    parts = [f"{side} {ratio(seconds[side], seconds[PLAIN])} ({spread(seconds[side])})" for side in (WITHOUT, WITH)]
+    return f"{'; '.join(parts)}; plain {spread(seconds[PLAIN])}"
 
 
 def memory(found: dict[str, Any]) -> str:
@@ -51,21 +51,21 @@ def memory(found: dict[str, Any]) -> str:
 
 
 def startup(found: dict[str, Any]) -> str:
-    return "; ".join(f"{spread([one['rollouts'] for one in found[side]])} s {side}" for side in (WITHOUT, WITH, PLAIN))
+    return "; ".join(f"{side} {spread([one['rollouts'] for one in found[side]])}" for side in (WITHOUT, WITH, PLAIN))
 
 
 def rewards(found: dict[str, Any]) -> str:
     rule, *others = found
-    parts = [f"{ratio(found[side], found[rule])} ({spread(found[side])} s) {side}" for side in others]
-    return f"{'; '.join(parts)}; {rule} {spread(found[rule])} s"
+    parts = [f"{side} {ratio(found[side], found[rule])} ({spread(found[side])})" for side in others]
+    return f"{'; '.join(parts)}; {rule} {spread(found[rule])}"
 
 
 def throughput(found: dict[str, Any]) -> str:
     parts = []
     for size, sides in found.items():
-        rates = {side: [rate for _, rate in runs] for side, runs in sides.items()}
+        rates = {side.removeprefix("recipe, "): [rate for _, rate in runs] for side, runs in sides.items()}
         trl = rates.pop("TRL")
-        parts.append(f"{size}: {', '.join(f'{ratio(mine, trl)} {side}' for side, mine in rates.items())}")
+        parts.append(f"{size}: {', '.join(f'{name} {ratio(mine, trl)}' for name, mine in rates.items())}")
     return "; ".join(parts)
 
 
@@ -75,7 +75,7 @@ def token_stats(found: dict[str, Any]) -> str:
         for side in ("recipe", "openrlhf")
     )
     less = ratio(theirs["bytes"], ours["bytes"])
-    return f"memory {less} times less, {spread(ours['seconds'])} s; OpenRLHF's {spread(theirs['seconds'])} s"
+    return f"{less} times less memory; {spread(ours['seconds'])}; OpenRLHF's {spread(theirs['seconds'])}"
 
 
 def encoder(found: dict[str, Any]) -> str:
@@ -89,7 +89,7 @@ def cache(found: dict[str, Any]) -> str:
 
 def grading(found: dict[str, Any]) -> str:
     sides = {name: (found[name]["pool"], found[name]["bare processes"]) for name in ("short", "8k tokens")}
-    return "; ".join(f"{ratio(*both)} ({spread(both[0], 0)} answers/s) {name}" for name, both in sides.items())
+    return "; ".join(f"{name} {ratio(*both)} ({spread(both[0], 'answers/s', 0)})" for name, both in sides.items())
 
 
 def hostile(found: dict[str, Any]) -> str:
@@ -193,7 +193,7 @@ def write(page: Path, folder: Path) -> None:
         sys.exit(f"{page} lacks the marks {BEGIN} and {END}")
     kept = {line.split(" | ")[0].removeprefix("| "): line for line in rows.splitlines() if line.startswith("| ")}
     lines = [
-        "| what | measured: median (least to most of the runs) | goal | command | when, commit, on |",
+        "| what | measured: median, least to most of the runs | goal | command | when, commit, on |",
         "|---|---|---|---|---|",
     ]
     for name, bench in BENCHES.items():
