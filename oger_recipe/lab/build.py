@@ -53,11 +53,15 @@ def policy_folder(settings: TaskSettings) -> Path:
 
 
 def _difficulty(settings: TaskSettings) -> countdown.Difficulty:
-    return countdown.Difficulty(settings.num_numbers, settings.max_number, settings.max_target, settings.operators)
+    return countdown.Difficulty(
+        settings.num_numbers, settings.max_number, settings.max_target, settings.operators, settings.min_solutions
+    )
 
 
 def _data_key(task: dict[str, Any], difficulty: countdown.Difficulty) -> dict[str, Any]:
-    names = ("train_problems", "eval_problems", "eval_numbers", "wrong_teacher_share", "data_seed")
+    names = (
+        "train_problems", "eval_problems", "eval_numbers", "wrong_teacher_share", "teacher_solutions", "data_seed"
+    )  # fmt: skip
     return asdict(difficulty) | {name: task[name] for name in names} | sources_of(*_GENERATOR)
 
 
@@ -99,7 +103,9 @@ def cached(cache: Path, kind: str, key: dict[str, Any], write: Callable[[Path], 
 def _write_data(folder: Path, task: dict[str, Any], difficulty: countdown.Difficulty) -> None:
     seed = task["data_seed"]
     train = _problems(task["train_problems"], difficulty, seed, "train")
-    rows = countdown.build_rows(train, seed=seed, wrong_share=task["wrong_teacher_share"])
+    rows = countdown.build_rows(
+        train, seed=seed, wrong_share=task["wrong_teacher_share"], teacher_solutions=task["teacher_solutions"]
+    )
     countdown.write_rows(rows, folder / "train.jsonl")
     held_out = []
     for number in task["eval_numbers"] or (difficulty.num_numbers,):

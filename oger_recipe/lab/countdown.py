@@ -7,20 +7,32 @@ set of numbers with what is trained on while both come from the same distributio
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from oger_recipe.base.files import atomic_write, write_jsonl
 from oger_recipe.grading.verifiers import verify
-from oger_recipe.lab.countdown_problem import OPERATORS, Expression, Problem, random_expression, render, steps
+from oger_recipe.lab.countdown_problem import (
+    MOST_NUMBERS,
+    OPERATORS,
+    Expression,
+    Problem,
+    random_expression,
+    render,
+    solutions,
+    steps,
+    value_of,
+)
 from oger_recipe.lab.countdown_teachers import TEACHERS, slip
 
 Split = Literal["train", "held_out"]
+TeacherSolutions = Literal["same", "different"]
 
 # Draws in a row without a new problem (a few tenths of a second) after which the space counts as exhausted.
 _PATIENCE = 50_000
@@ -31,13 +43,15 @@ class Difficulty:
     """The kind of problems. Raises ValueError on settings that allow none.
 
     num_numbers: 2 to 6; max_number: numbers are drawn from 1..max_number; max_target: targets lie in 1..max_target,
-    values on the way in 1..10*max_target; operators: those that the generator may use, out of + - * /.
+    values on the way in 1..10*max_target; operators: those that the generator may use, out of + - * /; min_solutions:
+    least number of different right solutions, counted as the verifier grades (countdown_problem.solutions).
     """
 
     num_numbers: int = 3
     max_number: int = 20
     max_target: int = 100
     operators: str = OPERATORS
+    min_solutions: int = 1
 
     def __post_init__(self) -> None:
         _require(2 <= self.num_numbers <= 6, f"num_numbers must be 2 to 6, not {self.num_numbers}")
@@ -47,6 +61,11 @@ class Difficulty:
         _require(
             bool(distinct) and distinct <= set(OPERATORS) and len(distinct) == len(self.operators),
             f"operators must be some of {OPERATORS}, each at most once, not {self.operators!r}",
+        )
+        _require(self.min_solutions >= 1, f"min_solutions must be at least 1, not {self.min_solutions}")
+        _require(
+            self.min_solutions == 1 or self.num_numbers <= MOST_NUMBERS,
+            f"min_solutions above 1 needs num_numbers of at most {MOST_NUMBERS}, not {self.num_numbers}",
         )
 
 
@@ -92,6 +111,8 @@ def _draw(difficulty: Difficulty, rng: random.Random, split: Split, held_out_sha
     drawn = random_expression(numbers, difficulty.operators, rng, 10 * difficulty.max_target)
     if drawn is None or drawn[1] > difficulty.max_target or _has_filler(drawn[0]):
         return None
+    if difficulty.min_solutions > 1 and len(solutions(numbers, drawn[1])) < difficulty.min_solutions:
+        return None
     return Problem(numbers, target=drawn[1], expression=drawn[0])
 
 
@@ -105,9 +126,10 @@ def _has_filler(expression: Expression) -> bool:
 
 def _too_few(found: int, count: int, split: Split, difficulty: Difficulty) -> str:
     share = " or held_out_share" if split == "held_out" else ""
+    lower = ", lower min_solutions" if difficulty.min_solutions > 1 else ""
     return (
         f"found only {found} of {count} {split} Countdown problems with {difficulty}: "
-        f"raise max_number first, then max_target{share}, or ask for fewer"
+        f"raise max_number first, then max_target{share}{lower}, or ask for fewer"
     )
 
 
@@ -117,22 +139,37 @@ def prompt_of(problem: Problem) -> str:
 
 
 def build_rows(
-    problems: Iterable[Problem], *, seed: int, wrong_share: float = 0.0, max_teachers: int = 3
+    problems: Iterable[Problem],
+    *,
+    seed: int,
+    wrong_share: float = 0.0,
+    max_teachers: int = 3,
+    teacher_solutions: TeacherSolutions = "same",
 ) -> list[dict[str, Any]]:
     """Build dataset rows (uid, prompt, answer, solution, task, datasource, teachers), one per problem.
 
     Each trajectory is wrong with probability `wrong_share`. With `max_teachers` below 3 each row has its own random
-    choice of styles. A row depends on the seed and its problem only, not on its neighbours. Raises ValueError for a
-    share outside 0..1 or more teachers than there are.
+    choice of styles. `teacher_solutions`: all teachers explain the problem's own expression (same), or each another
+    solution while there are enough (different). A row depends on the seed and its problem only, not on its neighbours.
+    Raises ValueError for a share outside 0..1, more teachers than there are, or unknown teacher_solutions.
     """
     _require(0.0 <= wrong_share <= 1.0, f"wrong_share must be 0 to 1, not {wrong_share}")
     _require(0 <= max_teachers <= len(TEACHERS), f"max_teachers must be 0 to {len(TEACHERS)}, not {max_teachers}")
-    return [_row(problem, random.Random(f"{seed}:{problem.uid}"), wrong_share, max_teachers) for problem in problems]
+    _require(
+        teacher_solutions in _SOLVED, f"teacher_solutions must be {' or '.join(_SOLVED)}, not {teacher_solutions!r}"
+    )
+    return [
+        _row(problem, random.Random(f"{seed}:{problem.uid}"), wrong_share, max_teachers, _SOLVED[teacher_solutions])
+        for problem in problems
+    ]
 
 
-def _row(problem: Problem, rng: random.Random, wrong_share: float, max_teachers: int) -> dict[str, Any]:
+def _row(
+    problem: Problem, rng: random.Random, wrong_share: float, max_teachers: int, solved: Solved
+) -> dict[str, Any]:
     answer = json.dumps({"numbers": list(problem.numbers), "target": problem.target}, separators=(",", ":"))
     chosen = rng.sample(list(TEACHERS), max_teachers)
+    explained = itertools.cycle(solved(problem, rng))
     return {
         "uid": problem.uid,
         "prompt": prompt_of(problem),
@@ -141,11 +178,36 @@ def _row(problem: Problem, rng: random.Random, wrong_share: float, max_teachers:
         "task": "countdown",
         "datasource": "countdown",
         "teachers": [
-            _trajectory(problem, source, answer, rng, wrong=rng.random() < wrong_share)
+            _trajectory(next(explained), source, answer, rng, wrong=rng.random() < wrong_share)
             for source in TEACHERS
             if source in chosen
         ],
     }
+
+
+def _one_solution(problem: Problem, rng: random.Random) -> list[Problem]:
+    return [problem]
+
+
+def _all_solutions(problem: Problem, rng: random.Random) -> list[Problem]:
+    """Return the problem with one expression of each class that the generator could have drawn, in random order."""
+    ways = solutions(problem.numbers, problem.target).values()
+    found = [next((tree for tree in trees if _is_drawn(tree)), None) for trees in ways]
+    rng.shuffle(found)
+    return [replace(problem, expression=tree) for tree in found if tree is not None] or [problem]
+
+
+def _is_drawn(expression: Expression) -> bool:
+    """Say whether all values on the way are positive integers, and every step does something."""
+    try:
+        value_of(expression)
+    except ValueError:
+        return False
+    return not _has_filler(expression)
+
+
+Solved: TypeAlias = Callable[[Problem, random.Random], list[Problem]]
+_SOLVED: dict[str, Solved] = {"same": _one_solution, "different": _all_solutions}
 
 
 def _trajectory(problem: Problem, source: str, answer: str, rng: random.Random, *, wrong: bool) -> dict[str, Any]:

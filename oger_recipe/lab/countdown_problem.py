@@ -6,12 +6,26 @@ integers.
 
 from __future__ import annotations
 
+import ast
+import operator as arithmetic
 import random
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+from oger_recipe.grading.verifiers.arithmetic import solution_class
 
 OPERATORS = "+-*/"
+MOST_NUMBERS = 5  # of a problem whose solutions are listed: a tenth of a second; with six, many
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": arithmetic.add,
+    "-": arithmetic.sub,
+    "*": arithmetic.mul,
+    "/": arithmetic.truediv,
+}
+_BOTH_WAYS = (("+", False), ("*", False), ("-", False), ("-", True), ("/", False), ("/", True))
 Expression: TypeAlias = "int | tuple[str, Expression, Expression]"
 Step: TypeAlias = tuple[int, str, int, int]
 
@@ -98,3 +112,49 @@ def _join(
         if value is not None and value <= limit:
             return (operator, left[0], right[0]), value
     return None
+
+
+def solutions(numbers: Sequence[int], target: int) -> dict[str, list[Expression]]:
+    """List all ways to reach the target with each number once, by the class of one solution (arithmetic.py).
+
+    As the verifier grades: with all four operators, and any fraction or number below zero on the way. Of two ways that
+    differ by the order of two operands of + or * only one is listed.
+    """
+    ways: defaultdict[str, list[Expression]] = defaultdict(list)
+    for tree, value in _trees(tuple(sorted(numbers))):
+        if abs(value - target) < 1e-6 and _exactly(tree) == target:
+            ways[solution_class(ast.parse(render(tree), mode="eval").body)].append(tree)
+    return dict(ways)
+
+
+def _trees(numbers: tuple[int, ...]) -> Iterator[tuple[Expression, float]]:
+    """Yield all trees over the numbers with their values, in floating point: exact ones take ten times as long."""
+    if len(numbers) == 1:
+        yield numbers[0], float(numbers[0])
+    seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    for chosen in range(1, 2 ** (len(numbers) - 1)):  # the last number is always on the right: each cut once
+        left = tuple(number for place, number in enumerate(numbers) if chosen >> place & 1)
+        right = tuple(number for place, number in enumerate(numbers) if not chosen >> place & 1)
+        if {(left, right), (right, left)} & seen:  # equal numbers
+            continue
+        seen.add((left, right))
+        others = list(_trees(right))
+        for one, its_value in _trees(left):
+            for other, other_value in others:
+                for operator, turned in _BOTH_WAYS:
+                    a, b = (other_value, its_value) if turned else (its_value, other_value)
+                    if operator != "/" or b != 0:
+                        tree = (operator, other, one) if turned else (operator, one, other)
+                        yield tree, _OPERATIONS[operator](a, b)
+
+
+def _exactly(tree: Expression) -> Fraction | None:
+    """Return the value of a tree; None where it divides by zero, which floating point may not see."""
+    if isinstance(tree, int):
+        return Fraction(tree)
+    operator, left, right = tree
+    values = _exactly(left), _exactly(right)
+    if values[0] is None or values[1] is None or (operator == "/" and values[1] == 0):
+        return None
+    value: Fraction = _OPERATIONS[operator](*values)
+    return value

@@ -24,12 +24,21 @@ class TaskSettings(Section):
     max_number: int = setting(20, "largest number of a Countdown problem", range=Range("2 or more", 2))
     max_target: int = setting(100, "largest target of a Countdown problem", range=COUNT)
     operators: str = setting("+-*/", "operators of a Countdown problem")
+    min_solutions: int = setting(
+        1, "least number of different right solutions of a problem; above 1 with up to five numbers", range=COUNT
+    )
     train_problems: int = setting(1024, "problems to train on", range=COUNT)
     eval_problems: int = setting(128, "held-out problems for each of eval_numbers", range=COUNT)
     eval_numbers: tuple[int, ...] = setting(
         (), "how many numbers held-out problems have; each is a benchmark (default: task.num_numbers)", range=_NUMBERS
     )
     wrong_teacher_share: float = setting(0.0, "share of teacher trajectories that are deliberately wrong", range=SHARE)
+    teacher_solutions: str = setting(
+        "same",
+        "whether a problem's teachers explain one solution in their three ways, or each another one while there are "
+        "enough",
+        choices=("same", "different"),
+    )
     data_seed: int = setting(0, "seed of problems and teachers", range=SEED)
     warm_start_steps: int = setting(300, "supervised steps that train the tiny policy", range=COUNT)
     warm_start_batch_size: int = setting(128, "solutions per supervised step, each on a fresh problem", range=COUNT)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from statistics import mean, stdev
@@ -13,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from oger_recipe.base.files import read_jsonl
 from oger_recipe.grading.verifiers import verify
-from oger_recipe.lab.build import problems_of_each
+from oger_recipe.lab.build import build_countdown, problems_of_each
 from oger_recipe.lab.countdown import (
     Difficulty,
     Problem,
@@ -24,8 +28,9 @@ from oger_recipe.lab.countdown import (
     split_of,
     write_rows,
 )
-from oger_recipe.lab.countdown_problem import render
+from oger_recipe.lab.countdown_problem import Expression, render, solutions
 from oger_recipe.lab.countdown_teachers import TEACHERS, backward, forward, search
+from oger_recipe.settings.task import TaskSettings
 
 EXAMPLE = Problem(numbers=(3, 5, 12), target=96, expression=("*", ("+", 3, 5), 12))
 STATEMENT = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
@@ -184,6 +189,8 @@ def test_a_space_that_is_too_small_is_an_error_with_the_count_and_the_setting() 
         ({"operators": ""}, "operators"),
         ({"operators": "+^"}, "operators"),
         ({"operators": "++"}, "operators"),
+        ({"min_solutions": 0}, "min_solutions"),
+        ({"min_solutions": 2, "num_numbers": 6}, "num_numbers of at most 5"),
     ],
 )
 def test_impossible_difficulties_are_refused_by_name(settings: dict[str, Any], name: str) -> None:
@@ -200,6 +207,8 @@ def test_unknown_splits_and_shares_outside_zero_to_one_are_refused() -> None:
         build_rows([EXAMPLE], seed=0, wrong_share=-0.1)
     with pytest.raises(ValueError, match="max_teachers"):
         build_rows([EXAMPLE], seed=0, max_teachers=4)
+    with pytest.raises(ValueError, match="teacher_solutions must be same or different, not 'other'"):
+        build_rows([EXAMPLE], seed=0, teacher_solutions="other")  # type: ignore[arg-type]
 
 
 def test_the_prompt_has_the_documented_wording() -> None:
@@ -332,6 +341,119 @@ def test_rows_depend_on_the_seed_and_not_on_their_neighbours() -> None:
     rows = build_rows(problems, seed=5, wrong_share=0.5)
     assert build_rows(problems[40:], seed=5, wrong_share=0.5) == rows[40:]
     assert build_rows(problems, seed=6, wrong_share=0.5) != rows
+
+
+# ---- problems with several solutions
+
+
+def _solution(text: str, problem: Problem) -> str | None:
+    return verify("countdown", f"<answer>{text}</answer>", _answer_of(problem)).solution
+
+
+def test_solutions_are_listed_by_class() -> None:
+    # 1 + 2 + 3 and 1 * 2 * 3, where factors and divisors of 1 make no other solution.
+    assert set(solutions((3, 1, 2), 6)) == {"1+2+3", "2*3"}
+    assert set(solutions((2, 2), 4)) == {"2+2", "2*2"}
+    assert solutions((2, 2), 5) == {}
+    # Over fractions alone: 3 - 8 / 3 is a third.
+    assert list(solutions((8, 3, 8, 3), 24).values()) == [[("/", 8, ("-", 3, ("/", 8, 3)))]]
+
+
+def _all_texts(numbers: tuple[int, ...]) -> Iterator[str]:
+    """Every expression of four numbers: orders, operators, and the five ways to set brackets."""
+    forms = (
+        "((%s%s%s)%s%s)%s%s",
+        "(%s%s(%s%s%s))%s%s",
+        "(%s%s%s)%s(%s%s%s)",
+        "%s%s((%s%s%s)%s%s)",
+        "%s%s(%s%s(%s%s%s))",
+    )
+    for a, b, c, d in set(itertools.permutations(numbers)):
+        for first, second, third in itertools.product("+-*/", repeat=3):
+            for form in forms:
+                yield form % (a, first, b, second, c, third, d)
+
+
+def _near(text: str, target: int) -> bool:
+    try:
+        return abs(eval(text) - target) < 1e-6
+    except ZeroDivisionError:
+        return False
+
+
+def test_the_listed_solutions_are_all_that_the_verifier_accepts() -> None:
+    for problem in _sample(6, num_numbers=4, max_number=10, max_target=30):
+        found = {_solution(text, problem) for text in _all_texts(problem.numbers) if _near(text, problem.target)}
+        listed = solutions(problem.numbers, problem.target)
+        assert set(listed) == found - {None}, problem
+        for name, trees in listed.items():
+            assert {_solution(render(tree), problem) for tree in trees} == {name}
+
+
+def test_problems_have_as_many_solutions_as_are_asked_for() -> None:
+    several: dict[str, Any] = {"num_numbers": 4, "max_number": 10, "max_target": 30}
+    for least in (1, 4):
+        problems = _sample(100, min_solutions=least, **several)
+        counts = [len(solutions(each.numbers, each.target)) for each in problems]
+        assert min(counts) == least < max(counts)
+    with pytest.raises(ValueError, match=r"lower min_solutions"):
+        _sample(1, num_numbers=2, max_number=3, min_solutions=9)
+
+
+def _whole(expression: Expression) -> Fraction | None:
+    """The value of a tree that a teacher can explain: of positive integers, without 1 as a factor or a divisor."""
+    if isinstance(expression, int):
+        return Fraction(expression)
+    operator, *operands = expression
+    left, right = map(_whole, operands)
+    if left is None or right is None or (operator == "*" and 1 in (left, right)) or (operator == "/" and right == 1):
+        return None
+    value = {"+": left + right, "-": left - right, "*": left * right, "/": left / right}[operator]
+    return value if value > 0 and value.denominator == 1 else None
+
+
+def test_teachers_explain_one_solution_or_different_ones_while_there_are_enough() -> None:
+    problems = _sample(60, num_numbers=4, max_number=10, max_target=30)
+    same = build_rows(problems, seed=1)
+    different = build_rows(problems, seed=1, teacher_solutions="different")
+    places = set()
+    for problem, one, other in zip(problems, same, different, strict=True):
+        verdicts = [[verify("countdown", t["text"], row["answer"]) for t in row["teachers"]] for row in (one, other)]
+        assert all(each.score == 1 for row in verdicts for each in row)
+        (own,), classes = {each.solution for each in verdicts[0]}, [each.solution for each in verdicts[1]]
+        assert own == _solution(render(problem.expression), problem)
+        listed = solutions(problem.numbers, problem.target)
+        explained = {name for name, trees in listed.items() if any(map(_whole, trees))}
+        assert set(classes) <= explained and len(set(classes)) == min(3, len(explained)), problem
+        places.add(classes.index(own) if own in classes else None)
+        assert one | {"teachers": None} == other | {"teachers": None}
+        assert all(_holds(*each) for teacher in other["teachers"] for each in _statements(teacher["text"]))
+    assert places == {0, 1, 2, None}  # the generator's own solution has no teacher of its own
+    assert build_rows(problems[30:], seed=1, teacher_solutions="different") == different[30:]
+    (many,) = _sample(1, num_numbers=4, max_number=10, max_target=30, min_solutions=8)
+    rows = [row for seed in range(20) for row in build_rows([many], seed=seed, teacher_solutions="different")]
+    assert (
+        len({_solution(t["text"].split("<answer>")[1].split("<")[0], many) for r in rows for t in r["teachers"]}) > 5
+    )
+
+
+def test_settings_of_several_solutions_reach_the_data(tmp_path: Path) -> None:
+    settings = TaskSettings(
+        cache=str(tmp_path), num_numbers=4, max_number=10, max_target=30, train_problems=20, eval_problems=10,
+        min_solutions=3, teacher_solutions="different",
+    )  # fmt: skip
+    built = build_countdown(settings, policy=False)
+    assert built.train_rows and built.eval_rows
+    train, held_out = (read_jsonl(path) for path in (built.train_rows, built.eval_rows))
+    for row in (*train, *held_out):
+        answer = json.loads(row["answer"])
+        assert len(solutions(answer["numbers"], answer["target"])) >= 3
+    texts = [[t["text"].split("<answer>")[1] for t in row["teachers"]] for row in train]
+    assert sum(len(set(each)) == 3 for each in texts) > 10
+    same = build_countdown(replace(settings, teacher_solutions="same"), policy=False)
+    assert same.train_rows and same.train_rows != built.train_rows
+    for row in read_jsonl(same.train_rows):
+        assert len({t["text"].split("<answer>")[1] for t in row["teachers"]}) == 1
 
 
 def test_fewer_teachers_than_styles_are_drawn_from_all_styles() -> None:
