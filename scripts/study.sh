@@ -4,6 +4,7 @@
 #   SEEDS="0 1" ARMS="grpo oger" REGIMES=beyond_reach scripts/study.sh
 #   scripts/study.sh steps        the arms of rewards for steps, in regimes of their own
 #   scripts/study.sh rivals       what may do as well as teachers: block A of docs/study/registered.md
+#   scripts/study.sh solutions    problems with several solutions: block B
 # Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/ has results.jsonl and
 # results_steps.jsonl, the runs so far). Writes study.md and study.png there. A run takes 2 to 15 minutes of one core;
 # several processes with other SEEDS or REGIMES may share a STUDY_DIR, each with its share of the cores (OMP_NUM_THREADS).
@@ -30,6 +31,14 @@ rivals)
     WITHIN_ARMS="grpo grpo_kl grpo_entropy grpo_low grpo_unclipped luffy oger chord hpt"
     ARMS="${ARMS:-grpo grpo_kl grpo_entropy grpo_low grpo_unclipped sft_grpo luffy oger chord hpt}"
     ;;
+solutions)
+    SEEDS="${SEEDS:-20 21}" start_seed=20
+    STUDY_DIR="${STUDY_DIR:-runs/study_solutions}"
+    report=oger_recipe.lab.study_solutions
+    REGIMES="${REGIMES:-many_solutions}"
+    ARMS="${ARMS:-grpo grpo_low grpo_kl maxrl uniqueness darling luffy_same luffy oger oger_rank}"
+    BEYOND_ARMS="$ARMS"
+    ;;
 steps)
     SEEDS="${SEEDS:-1 2 3 4 5}" start_seed=1 # sizes were chosen on seed 0
     STUDY_DIR="${STUDY_DIR:-runs/study_steps}"
@@ -40,7 +49,7 @@ steps)
     BEYOND_ARMS="$ARMS" WITHIN_ARMS="$ARMS"
     ;;
 *)
-    echo "study: $study is none of parts, steps and rivals" >&2
+    echo "study: $study is none of parts, steps, rivals and solutions" >&2
     exit 2
     ;;
 esac
@@ -50,13 +59,15 @@ python="${OGER_VENV:-.venv}/bin/python"
 mkdir -p "$STUDY_DIR"
 
 arm_flags() {
-    local grpo="--oger.max_replace_num 0 --oger.bonus_weight 0" clipped="--no-oger.loss_remove_clip"
+    local alone="--oger.max_replace_num 0" clipped="--no-oger.loss_remove_clip"
+    local grpo="$alone --oger.bonus_weight 0"
+    local teachers="--oger.replace_mode random --oger.advantage_baseline group"
     # As many trajectories as 40 steps let in.
     local sft="--oger.sft.epochs 1 --oger.sft.max_samples 1280 --oger.sft.batch_size 8 --oger.sft.micro_batch_size 8"
     case "$1" in
     start) echo "$grpo --oger.total_training_steps 0" ;; # the policy that all arms start from
     sft) echo "$grpo $sft --oger.sft.lr 1e-3 --oger.total_training_steps 0" ;;
-    grpo) [[ $study == rivals ]] && echo "$grpo $clipped" || echo "$grpo" ;; # the first study's is not clipped
+    grpo) [[ $study == parts ]] && echo "$grpo" || echo "$grpo $clipped" ;; # the first study's is not clipped
     grpo_unclipped) echo "$grpo" ;;
     grpo_kl) echo "$grpo $clipped --algo.kl.use_loss --algo.kl.init_coef 0.04 --algo.kl.estimator k3" ;;
     grpo_entropy) echo "$grpo $clipped --actor.entropy_coef 0.01" ;;
@@ -73,7 +84,14 @@ arm_flags() {
             "--oger.off_policy_reshape logp --oger.off_policy_reshape_weight 1 --oger.use_sft_prefix_reward" \
             "--oger.sft_prefix_reward_weight 8 --oger.advantage_baseline group"
         ;;
-    luffy) echo "--oger.bonus_weight 0 --oger.replace_mode random --oger.advantage_baseline group" ;;
+    luffy) echo "--oger.bonus_weight 0 $teachers" ;;
+    luffy_same) echo "--oger.bonus_weight 0 $teachers --oger.task.teacher_solutions same" ;;
+    luffy_uniqueness) echo "$teachers $(rare '"weight":0.25')" ;;
+    luffy_darling) echo "$teachers $(rare '"form":"distinct","combine":"mul"')" ;;
+    maxrl) echo "$grpo $clipped --algo.advantage.estimator max_rl" ;;
+    uniqueness) echo "$alone $clipped $(rare '"weight":0.25')" ;; # configs/uniqueness.yaml
+    darling) echo "$alone $clipped $(rare '"form":"distinct","combine":"mul"')" ;;
+    oger_rank) echo "--oger.similarity_shaping group_rank --oger.last_token_enp_reward none" ;;
     paper) echo "--oger.advantage_baseline group" ;;
     oger) echo "" ;;
     no_bonus) echo "--oger.bonus_weight 0" ;;
@@ -99,6 +117,10 @@ arm_flags() {
         return 2
         ;;
     esac
+}
+
+rare() { # the keys of a second source, which pays right rollouts for a class that few of their group have
+    echo "--oger.reward.sources=[{\"name\":\"rule\",\"kind\":\"verifier\"},{\"name\":\"rare\",\"kind\":\"uniqueness\",$1}]"
 }
 
 # Every arm asks, so that all can be compared in what is said; a weight of 0 counts for nothing.

@@ -116,7 +116,7 @@ def table(records: list[Record], regime: str) -> str:
     ]
     for arm in (name for name in ARMS if name in by_arm):
         runs = list(by_arm[arm].values())
-        cells = [_said(np.array([solved(each, k) for each in runs]), f"{regime} {arm} {k}") for k in KS]
+        cells = [said(np.array([solved(each, k) for each in runs]), f"{regime} {arm} {k}") for k in KS]
         ends = [np.mean(each["curves"]["rollout/entropy"][-10:]) for each in runs if each["curves"]["rollout/entropy"]]
         cells += [
             f"{np.mean(ends):.3f}" if ends else "",
@@ -126,8 +126,9 @@ def table(records: list[Record], regime: str) -> str:
     return "\n".join(lines)
 
 
-def _said(values: Floats, name: str, form: str = "{:.1f}") -> str:
-    return "{} [{}, {}]".format(*(form.format(100 * value) for value in over_both(values, name)))
+def said(values: Floats, name: str, form: str = "{:.1f}", unit: float = 100) -> str:
+    """Write the mean and interval of values [seeds, problems], in points unless ``unit`` says otherwise."""
+    return "{} [{}, {}]".format(*(form.format(unit * value) for value in over_both(values, name)))
 
 
 def compared(records: list[Record]) -> str:
@@ -145,13 +146,13 @@ def compared(records: list[Record]) -> str:
             if len(differences) < 2:
                 continue
             named = f"{REGIMES[regime]}, {f'pass@{k}' if k > 1 else 'avg'}: {ARMS[first]} less {ARMS[second]}"
-            rows.append((named, len(differences), _said(differences, named, "{:+.1f}")))
+            rows.append((named, len(differences), said(differences, named, "{:+.1f}")))
             p_values.append(float(stats.ttest_1samp(differences.mean(axis=1), 0.0).pvalue))
     if not rows:
         return ""
     lines = ["| comparison | seeds | difference | p | p, corrected |", "|" + "---|" * 5]
-    for (named, seeds, said), p, corrected in zip(rows, p_values, holm(p_values), strict=True):
-        lines.append(f"| {named} | {seeds} | {said} | {p:.2g} | {corrected:.2g} |")
+    for (named, seeds, difference), p, corrected in zip(rows, p_values, holm(p_values), strict=True):
+        lines.append(f"| {named} | {seeds} | {difference} | {p:.2g} | {corrected:.2g} |")
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from oger_recipe.base.files import read_jsonl
-from oger_recipe.lab import arms, study, study_rivals, study_steps
+from oger_recipe.lab import arms, study, study_rivals, study_solutions, study_steps
 from oger_recipe.report.panels import sheet, styles
 
 ROOT = Path(__file__).parents[2]
@@ -292,4 +292,76 @@ def test_a_rivals_run_is_kept_with_each_problems_right_samples_and_one_that_fail
     arms.run(["table", str(tmp_path)], *known)
     text = (tmp_path / "study.md").read_text()
     assert "| LUFFY | 1 | 28.1 [" in text and "| before training | 1 | 18.8 [" in text and "HPT" not in text
+    assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _solutions_run(arm: str, seed: int, classes: dict[str, list[list[int]]], regime: str = "many_solutions"):
+    curves = {name: [0.25, 0.25] for name in study_solutions.CURVES}
+    return {"regime": regime, "arm": arm, "seed": seed, "steps": 20, "seconds": {"total": 90.0},
+            "samples": 8, "known": [4, 2], "classes": classes, "curves": curves}  # fmt: skip
+
+
+def test_values_are_read_where_an_average_is_first_reached():
+    averages, values = [0.2, 0.4, 0.3, 0.6], [np.array([float(each)]) for each in (3, 2, 9, 1)]
+    assert study_solutions.at_level(averages, values, 0.1) == 3
+    assert study_solutions.at_level(averages, values, 0.4) == 2
+    assert study_solutions.at_level(averages, values, 0.5) == pytest.approx(9 / 3 + 2 * 1 / 3)  # two thirds of the way
+    with pytest.raises(ValueError, match=r"no average reaches 0\.7"):
+        study_solutions.at_level(averages, values, 0.7)
+
+
+def test_classes_are_compared_where_arms_are_equally_often_right():
+    start = _solutions_run("start", 20, {"0": [[2, 1, 1], []]})  # avg 4 of 16, 3 and 0 classes
+    # avg 8 of 16 with 1 and 1 classes; then 12 of 16.
+    narrow = {"10": [[4], [4]], "20": [[8], [4]]}
+    # avg 6 of 16 with 4 and 1 classes, then 8 of 16 with 2 and 2: the other's level at its first evaluation.
+    wide = {"10": [[1, 1, 1, 1], [2]], "20": [[3, 1], [3, 1]]}
+    records = [start]
+    records += [_solutions_run("luffy_same", seed, narrow) for seed in (20, 21)]
+    records += [_solutions_run("luffy", seed, wide) for seed in (20, 21, 22)]
+    by_arm = arms.runs_by_arm(records, "many_solutions")
+    found = study_solutions.differences(by_arm["luffy"], by_arm["luffy_same"], by_arm["start"])
+    assert found.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    row = _rows(study_solutions.compared(records))[
+        "LUFFY, teachers with different ones less LUFFY, teachers with one solution"
+    ]
+    assert row[:2] == ["2", "+1.00"]
+    rows = _rows(study_solutions.table(records, "many_solutions"))
+    # 8 of 16; both problems; 2 classes each, of 4 and of 2
+    assert [cell.split(" ")[0] for cell in rows["LUFFY, teachers with different ones"]] == [
+        "3", "50.0", "100.0", "2.00", "75.0", "1.5"
+    ]  # fmt: skip
+    other = [each | {"regime": "many_solutions_other"} for each in records]
+    assert "| 4 | +1.00 |" in study_solutions.compared(records + other)  # over both policies
+
+
+def test_a_run_keeps_the_classes_of_right_solutions_and_how_many_there_are(tmp_path: Path):
+    for arm, step in (("start", 0), ("grpo", 10), ("grpo", 20)):
+        folder = tmp_path / "many_solutions" / arm / "20"
+        (folder / "eval").mkdir(parents=True, exist_ok=True)
+        (folder / "eval" / f"step_{step:05d}.json").write_text(json.dumps({"benchmarks": {}}))
+        said = ["1+2+3", "2*3", "2*3", None]
+        answers = [
+            {"uid": uid, "benchmark": "countdown_4", "sample": sample, "score": float(said[sample] is not None),
+             "solution": said[sample], "answer": json.dumps({"numbers": [1, 2, 3], "target": target})}
+            for uid, target in (("b", 6), ("a", 7))
+            for sample in range(4)
+        ]  # fmt: skip
+        for answer in answers[4:]:  # one of a right solution that was not written in time, say
+            answer["score"] = 0.0
+        text = "".join(json.dumps(answer) + "\n" for answer in answers)
+        (folder / "eval" / f"step_{step:05d}.jsonl").write_text(text)
+        (folder / "summary.json").write_text(json.dumps({"steps": 2, "seconds": {"total": 61.26}}))
+        (folder / "metrics.jsonl").write_text(
+            json.dumps({"step": 1} | dict.fromkeys(study_solutions.CURVES, 0.5)) + "\n" if step else ""
+        )
+    known = (study_solutions.record, study_solutions.tables, study_solutions.draw)
+    for arm in ("start", "grpo"):
+        arms.run(["add", str(tmp_path), "many_solutions", arm, "20"], *known)
+    lines = read_jsonl(tmp_path / "results.jsonl")
+    # 1 + 2 * 3 = 7 is the only way there; 6 is a sum and a product.
+    assert lines[1]["known"] == [1, 2] and lines[1]["samples"] == 4
+    assert lines[1]["classes"] == {"10": [[], [2, 1]], "20": [[], [2, 1]]}
+    arms.run(["table", str(tmp_path)], *known)
+    assert "| GRPO | 1 | 37.5 [" in (tmp_path / "study.md").read_text()
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,198 @@
+"""Make table and figure of the study of problems with several solutions (docs/study/registered.md, block B); arms.py
+has its command line.
+
+Each run keeps how often it wrote every class of right solutions, of every problem, at every evaluation.
+"""
+
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from oger_recipe.base.files import read_jsonl
+from oger_recipe.lab import arms
+from oger_recipe.lab.arms import START, Record, by_regime, name_arms, run, runs_by_arm
+from oger_recipe.lab.countdown_problem import solutions
+from oger_recipe.lab.study_rivals import Floats, holm, said
+from oger_recipe.report.panels import bare, save, styles
+
+ARMS = {
+    "start": "before training",
+    "grpo": "GRPO",
+    "grpo_low": "GRPO, a third of the learning rate",
+    "grpo_kl": "GRPO, KL 0.04",
+    "maxrl": "MaxRL",
+    "uniqueness": "GRPO, uniqueness",
+    "darling": "GRPO, DARLING",
+    "luffy_same": "LUFFY, teachers with one solution",
+    "luffy": "LUFFY, teachers with different ones",
+    "luffy_uniqueness": "LUFFY, different ones, uniqueness",
+    "luffy_darling": "LUFFY, different ones, DARLING",
+    "oger": "OGER (oger.yaml), different ones",
+    "oger_rank": "OGER by rank, different ones",
+}
+REGIMES = {"many_solutions": "first policy", "many_solutions_other": "second policy"}
+OF_ARMS = styles(arm for arm in ARMS if arm != "start") | {"start": START}
+CURVES = ("rollout/solve_rate", "rollout/entropy", "rollout/response_length")
+# Each is held against an arm that differs in one thing; what block B tests is registered.
+AGAINST = {
+    "grpo_low": "grpo", "grpo_kl": "grpo", "maxrl": "grpo", "uniqueness": "grpo", "darling": "grpo",
+    "luffy_same": "grpo", "luffy": "luffy_same", "luffy_uniqueness": "luffy", "luffy_darling": "luffy",
+    "oger": "luffy", "oger_rank": "luffy",
+}  # fmt: skip
+
+
+def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
+    """Return the line of one finished run."""
+    line = arms.record(folder, regime, arm, seed, CURVES)
+    del line["held_out"]
+    files = sorted((folder / "eval").glob("step_*.jsonl"))
+    counted = {int(path.stem[5:]): _classes(read_jsonl(path)) for path in files}
+    problems = {each["uid"]: json.loads(each["answer"]) for each in read_jsonl(files[0])}
+    known = [len(solutions(problem["numbers"], problem["target"])) for _, problem in sorted(problems.items())]
+    (samples,) = {samples for samples, _ in counted.values()}
+    return line | {
+        "samples": samples,
+        "known": known,
+        "classes": {step: classes for step, (_, classes) in counted.items()},
+    }
+
+
+def _classes(answers: list[Record]) -> tuple[int, list[list[int]]]:
+    """Return the samples of a problem, and how many of them each class of its right solutions has, by uid."""
+    found: dict[str, list[str | None]] = defaultdict(list)
+    for answer in answers:
+        found[answer["uid"]].append(answer.get("solution") if answer["score"] == 1 else None)
+    counts = [sorted(Counter(filter(None, found[uid])).values(), reverse=True) for uid in sorted(found)]
+    return len(answers) // len(found), counts
+
+
+def distinct(record: Record, step: int) -> Floats:
+    """Count the classes of each problem's right samples at an evaluation: distinct@n of n samples, [problems]."""
+    return np.array([float(len(counts)) for counts in record["classes"][str(step)]])
+
+
+def average(record: Record, step: int) -> Floats:
+    """Return avg@n of each problem at an evaluation, [problems]."""
+    return np.array([sum(counts) / record["samples"] for counts in record["classes"][str(step)]])
+
+
+def path_of(record: Record, begin: Record | None) -> tuple[list[float], list[Floats]]:
+    """Return avg@n (mean over problems) and distinct@n of each problem, at the start and at all evaluations."""
+    each = [(run, step) for run in (begin, record) if run is not None for step in sorted(map(int, run["classes"]))]
+    return [float(average(*at).mean()) for at in each], [distinct(*at) for at in each]
+
+
+def at_level(averages: Sequence[float], values: Sequence[Floats], level: float) -> Floats:
+    """Return the values where the averages first reach a level: linear between evaluations, the first if it is there.
+
+    Raises ValueError where they never reach it.
+    """
+    for place, average in enumerate(averages):
+        if average >= level:
+            if place == 0:
+                return values[0]
+            share = (level - averages[place - 1]) / (average - averages[place - 1])
+            return (1 - share) * values[place - 1] + share * values[place]
+    raise ValueError(f"no average reaches {level}: {averages}")
+
+
+def differences(runs: Mapping[int, Record], others: Mapping[int, Record], starts: Mapping[int, Record]) -> Floats:
+    """Return how many more classes a run writes than the other arm's of its seed, [seeds, problems], where both are
+    equally often right: at the lower of their highest averages."""
+    begin = next(iter(starts.values()), None)
+    found = []
+    for seed in sorted(runs.keys() & others.keys()):
+        mine, theirs = path_of(runs[seed], begin), path_of(others[seed], begin)
+        level = min(max(mine[0]), max(theirs[0]))
+        found.append(at_level(*mine, level) - at_level(*theirs, level))
+    return np.array(found)
+
+
+def tables(records: list[Record]) -> str:
+    """Write a table for each policy that has runs, and the comparisons."""
+    parts = [table(records, regime) for regime in by_regime(records, REGIMES)]
+    return "\n\n".join(text for text in (*parts, compared(records)) if text)
+
+
+def table(records: list[Record], regime: str) -> str:
+    """Write Markdown, one row an arm, of the last evaluation."""
+    by_arm = runs_by_arm(records, regime)
+    n = next(each["samples"] for each in records if each["regime"] == regime)
+    lines = [
+        f"| {REGIMES[regime]} | seeds | avg@{n} | pass@{n} | distinct@{n} | of all classes | minutes |",
+        "|" + "---|" * 7,
+    ]
+    for arm in (name for name in ARMS if name in by_arm):
+        runs = list(by_arm[arm].values())
+        ends = [max(map(int, each["classes"])) for each in runs]
+        average_, distinct_ = (
+            np.array([measure(each, end) for each, end in zip(runs, ends, strict=True)])
+            for measure in (average, distinct)
+        )
+        known = np.array([each["known"] for each in runs])
+        cells = [
+            said(average_, f"{regime} {arm} avg"),
+            said((average_ > 0).astype(float), f"{regime} {arm} pass"),
+            said(distinct_, f"{regime} {arm} distinct", "{:.2f}", 1),
+            said(distinct_ / known, f"{regime} {arm} share"),
+            f"{np.mean([each['seconds']['total'] for each in runs]) / 60:.1f}",
+        ]
+        lines.append(f"| {ARMS[arm]} | {len(runs)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def compared(records: list[Record]) -> str:
+    """Write, for each arm and the one that it is held against, how many more classes it writes at equal avg.
+
+    p is of a paired t-test over seeds and policies, corrected over the rows.
+    """
+    from scipy import stats
+
+    rows, p_values = [], []
+    of_regimes = [runs_by_arm(records, regime) for regime in by_regime(records, REGIMES)]
+    for arm, other in AGAINST.items():
+        found = [differences(runs[arm], runs[other], runs["start"]) for runs in of_regimes]
+        values = [each for each in found if len(each)]
+        if sum(map(len, values)) < 2:
+            continue
+        named = f"{ARMS[arm]} less {ARMS[other]}"
+        both = np.concatenate([each.mean(axis=1) for each in values])
+        rows.append((named, len(both), float(both.mean())))
+        p_values.append(float(stats.ttest_1samp(both, 0.0).pvalue))
+    if not rows:
+        return ""
+    lines = ["| classes at equal avg | runs | difference | p | p, corrected |", "|" + "---|" * 5]
+    for (named, count, mean), p, corrected in zip(rows, p_values, holm(p_values), strict=True):
+        lines.append(f"| {named} | {count} | {mean:+.2f} | {p:.2g} | {corrected:.2g} |")
+    return "\n".join(lines)
+
+
+def draw(records: list[Record], path: Path) -> None:
+    """Draw distinct@n against avg@n over the evaluations of training, the mean of each arm's runs, by policy."""
+    regimes = by_regime(records, REGIMES)
+    figure = Figure(figsize=(1.0 + 6.5 * len(regimes), 6.0), layout="constrained")
+    drawn = {each["arm"] for each in records}
+    name_arms(figure, ARMS, {arm: look for arm, look in OF_ARMS.items() if arm in drawn})
+    for panel, (regime, runs) in zip(figure.subplots(1, len(regimes), squeeze=False)[0], regimes.items(), strict=True):
+        by_arm = runs_by_arm(runs, regime)
+        begin = next(iter(by_arm["start"].values()), None)
+        for arm in (name for name in ARMS if name in by_arm):
+            paths = [path_of(each, begin if arm != "start" else None) for each in by_arm[arm].values()]
+            x = 100 * np.mean([averages for averages, _ in paths], axis=0)
+            y = np.mean([[values.mean() for values in found] for _, found in paths], axis=0)
+            look = OF_ARMS[arm]
+            panel.plot(x, y, color=look.colour, linestyle=look.line, marker=look.marker, markersize=5)
+        bare(panel)
+        samples = runs[0]["samples"]
+        panel.set_xlabel(f"avg@{samples}, %", fontsize=8)
+        panel.set_title(f"{REGIMES[regime]}: distinct@{samples}, classes a problem", loc="left", fontsize=9.5)
+    save(figure, path, note="lines: means over seeds, from the start by evaluation")
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:], record, tables, draw)
