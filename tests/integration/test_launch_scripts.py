@@ -23,6 +23,7 @@ import stand_ins
 from hang import HANG_S
 
 from oger_recipe.base.errors import RecipeError
+from oger_recipe.lab import study_solutions
 from oger_recipe.run_folder import checkpoints
 
 ROOT = Path(__file__).parents[2]
@@ -587,6 +588,18 @@ def test_a_study_of_rivals_runs_every_arm_where_it_belongs_and_one_that_fails_is
     assert ("failed", "luffy", "10", "1") in ended and ("add", "hpt", "10") in ended
     code, _ = sweep.script("study.sh", "rivals", **chosen, ARMS="luffy hpt", FAIL="luffy")
     assert code == 1 and "failed" not in [call[1] for call in sweep.calls()]
+
+
+def test_a_study_of_solutions_runs_every_arm_that_its_table_knows(sweep: Sweep) -> None:
+    chosen = {"STUDY_DIR": str(sweep.folder / "study"), "SEEDS": "20"}
+    code, output = sweep.script("study.sh", "solutions", **chosen, ARMS=" ".join(list(study_solutions.ARMS)[1:]))
+    assert code == 0, output
+    assert [call[4] for call in sweep.calls() if call[1] == "add"] == list(study_solutions.ARMS)
+    trained = [call for call in sweep.calls() if "--train.seed" in call]
+    flags = {Path(call[call.index("--oger.run_dir") + 1]).parent.name: " ".join(call) for call in trained}
+    assert {arm for arm in flags if "teacher_solutions same" in flags[arm]} == {"luffy_same"}
+    rare = {"uniqueness", "darling", "luffy_uniqueness", "luffy_darling"}
+    assert {arm for arm in flags if '"kind":"uniqueness"' in flags[arm]} == rare
 
 
 def test_setup_empties_no_folder_that_it_has_not_made(tmp_path: Path) -> None:
