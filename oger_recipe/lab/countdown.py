@@ -91,13 +91,16 @@ def generate_problems(
     _require(0.0 <= held_out_share <= 1.0, f"held_out_share must be 0 to 1, not {held_out_share}")
     rng = random.Random(seed)
     found: dict[str, Problem] = {}
+    refused: set[str] = set()  # listing a problem's solutions again would take longest of all
     idle = 0
     while len(found) < count:
         problem = _draw(difficulty, rng, split, held_out_share)
-        if problem is not None and problem.uid not in found:
-            found[problem.uid] = problem
-            idle = 0
-            continue
+        if problem is not None and problem.uid not in found and problem.uid not in refused:
+            if difficulty.min_solutions == 1 or _count_solutions(problem) >= difficulty.min_solutions:
+                found[problem.uid] = problem
+                idle = 0
+                continue
+            refused.add(problem.uid)
         idle += 1
         if idle == _PATIENCE:
             raise ValueError(_too_few(len(found), count, split, difficulty))
@@ -111,9 +114,11 @@ def _draw(difficulty: Difficulty, rng: random.Random, split: Split, held_out_sha
     drawn = random_expression(numbers, difficulty.operators, rng, 10 * difficulty.max_target)
     if drawn is None or drawn[1] > difficulty.max_target or _has_filler(drawn[0]):
         return None
-    if difficulty.min_solutions > 1 and len(solutions(numbers, drawn[1])) < difficulty.min_solutions:
-        return None
     return Problem(numbers, target=drawn[1], expression=drawn[0])
+
+
+def _count_solutions(problem: Problem) -> int:
+    return len(solutions(problem.numbers, problem.target))
 
 
 def _has_filler(expression: Expression) -> bool:
