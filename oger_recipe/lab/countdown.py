@@ -11,10 +11,10 @@ import itertools
 import json
 import os
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, get_args
 
 from oger_recipe.base.files import atomic_write, write_jsonl
 from oger_recipe.grading.verifiers import verify
@@ -96,7 +96,7 @@ def generate_problems(
     while len(found) < count:
         problem = _draw(difficulty, rng, split, held_out_share)
         if problem is not None and problem.uid not in found and problem.uid not in refused:
-            if difficulty.min_solutions == 1 or _count_solutions(problem) >= difficulty.min_solutions:
+            if _has_solutions(problem, difficulty.min_solutions):
                 found[problem.uid] = problem
                 idle = 0
                 continue
@@ -117,8 +117,8 @@ def _draw(difficulty: Difficulty, rng: random.Random, split: Split, held_out_sha
     return Problem(numbers, target=drawn[1], expression=drawn[0])
 
 
-def _count_solutions(problem: Problem) -> int:
-    return len(solutions(problem.numbers, problem.target))
+def _has_solutions(problem: Problem, least: int) -> bool:
+    return least == 1 or len(solutions(problem.numbers, problem.target)) >= least
 
 
 def _has_filler(expression: Expression) -> bool:
@@ -160,21 +160,21 @@ def build_rows(
     """
     _require(0.0 <= wrong_share <= 1.0, f"wrong_share must be 0 to 1, not {wrong_share}")
     _require(0 <= max_teachers <= len(TEACHERS), f"max_teachers must be 0 to {len(TEACHERS)}, not {max_teachers}")
-    _require(
-        teacher_solutions in _SOLVED, f"teacher_solutions must be {' or '.join(_SOLVED)}, not {teacher_solutions!r}"
-    )
+    known = get_args(TeacherSolutions)
+    _require(teacher_solutions in known, f"teacher_solutions must be {' or '.join(known)}, not {teacher_solutions!r}")
+    different = teacher_solutions == "different"
     return [
-        _row(problem, random.Random(f"{seed}:{problem.uid}"), wrong_share, max_teachers, _SOLVED[teacher_solutions])
+        _row(problem, random.Random(f"{seed}:{problem.uid}"), wrong_share, max_teachers, different)
         for problem in problems
     ]
 
 
 def _row(
-    problem: Problem, rng: random.Random, wrong_share: float, max_teachers: int, solved: Solved
+    problem: Problem, rng: random.Random, wrong_share: float, max_teachers: int, different: bool
 ) -> dict[str, Any]:
     answer = json.dumps({"numbers": list(problem.numbers), "target": problem.target}, separators=(",", ":"))
     chosen = rng.sample(list(TEACHERS), max_teachers)
-    explained = itertools.cycle(solved(problem, rng))
+    explained = itertools.cycle(_solved_differently(problem, rng) if different else [problem])
     return {
         "uid": problem.uid,
         "prompt": prompt_of(problem),
@@ -190,12 +190,10 @@ def _row(
     }
 
 
-def _one_solution(problem: Problem, rng: random.Random) -> list[Problem]:
-    return [problem]
-
-
-def _all_solutions(problem: Problem, rng: random.Random) -> list[Problem]:
+def _solved_differently(problem: Problem, rng: random.Random) -> list[Problem]:
     """Return the problem with one expression of each class that the generator could have drawn, in random order."""
+    count = len(problem.numbers)
+    _require(count <= MOST_NUMBERS, f"different teacher_solutions need at most {MOST_NUMBERS} numbers, not {count}")
     ways = solutions(problem.numbers, problem.target).values()
     found = [next((tree for tree in trees if _is_drawn(tree)), None) for trees in ways]
     rng.shuffle(found)
@@ -209,10 +207,6 @@ def _is_drawn(expression: Expression) -> bool:
     except ValueError:
         return False
     return not _has_filler(expression)
-
-
-Solved: TypeAlias = Callable[[Problem, random.Random], list[Problem]]
-_SOLVED: dict[str, Solved] = {"same": _one_solution, "different": _all_solutions}
 
 
 def _trajectory(problem: Problem, source: str, answer: str, rng: random.Random, *, wrong: bool) -> dict[str, Any]:

@@ -209,6 +209,8 @@ def test_unknown_splits_and_shares_outside_zero_to_one_are_refused() -> None:
         build_rows([EXAMPLE], seed=0, max_teachers=4)
     with pytest.raises(ValueError, match="teacher_solutions must be same or different, not 'other'"):
         build_rows([EXAMPLE], seed=0, teacher_solutions="other")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="different teacher_solutions need at most 5 numbers, not 6"):
+        build_rows(_sample(1, num_numbers=6), seed=0, teacher_solutions="different")
 
 
 def test_the_prompt_has_the_documented_wording() -> None:
