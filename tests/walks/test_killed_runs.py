@@ -105,7 +105,8 @@ def test_a_rollout_actor_that_is_killed_ends_the_run_with_a_sentence_and_leaves_
     printed, pid = attempt.text(), record["pids"][0]
     assert "the rollout actor died (ray::OgerRolloutActor" in printed and f"pid {pid}" in printed
     assert "its memory had peaked at" in printed and f"{terminal.run_dir}/logs/engine-0.log" in printed
-    assert f"at step {record['step']} of {STEPS}: " in printed
+    # Weights are sent in a tenth of a second on a fast machine: the strike may land just behind it.
+    assert any(f"at step {step} of {STEPS}: " in printed for step in (record["step"], record["step"] + 1))
     saved = max(each.step for each in terminal.kept())
     assert f"the last checkpoint is of step {saved}; resume with: python -m oger_recipe.cli.train " in printed
     assert KEY not in printed
