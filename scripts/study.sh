@@ -6,7 +6,8 @@
 #   scripts/study.sh rivals       what may do as well as teachers: block A of docs/study/registered.md
 #   scripts/study.sh solutions    problems with several solutions: block B
 # Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/ has results.jsonl,
-# results_steps.jsonl and results_rivals.jsonl, the runs so far). Writes study.md and study.png there. A run takes 2 to 15 minutes of one core;
+# results_steps.jsonl and results_rivals.jsonl, the runs so far). Writes study.md and study.png there. A run takes 2 to
+# 15 minutes of one core;
 # several processes with other SEEDS or REGIMES may share a STUDY_DIR, each with its share of the cores (OMP_NUM_THREADS).
 # A run that fails is a line of results.jsonl, too, with its exit status, and the others go on.
 set -euo pipefail

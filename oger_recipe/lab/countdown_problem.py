@@ -6,20 +6,19 @@ integers.
 
 from __future__ import annotations
 
-import ast
+import json
 import operator as arithmetic
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from oger_recipe.grading.verifiers.arithmetic import solution_class
+from oger_recipe.grading.verifiers import verify
 
 OPERATORS = "+-*/"
 MOST_NUMBERS = 5  # of a problem whose solutions are listed: a tenth of a second; with six, many
-_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+_OPERATIONS: dict[str, Callable[[float, float], float]] = {
     "+": arithmetic.add,
     "-": arithmetic.sub,
     "*": arithmetic.mul,
@@ -120,10 +119,13 @@ def solutions(numbers: Sequence[int], target: int) -> dict[str, list[Expression]
     As the verifier grades: with all four operators, and any fraction or number below zero on the way. Of two ways that
     differ by the order of two operands of + or * only one is listed.
     """
+    answer = json.dumps({"numbers": list(numbers), "target": target})
     ways: defaultdict[str, list[Expression]] = defaultdict(list)
     for tree, value in _trees(tuple(sorted(numbers))):
-        if abs(value - target) < 1e-6 and _exactly(tree) == target:
-            ways[solution_class(ast.parse(render(tree), mode="eval").body)].append(tree)
+        if abs(value - target) < 1e-6:  # the verifier computes exactly
+            solution = verify("countdown", f"<answer>{render(tree)}</answer>", answer).solution
+            if solution is not None:
+                ways[solution].append(tree)
     return dict(ways)
 
 
@@ -146,15 +148,3 @@ def _trees(numbers: tuple[int, ...]) -> Iterator[tuple[Expression, float]]:
                     if operator != "/" or b != 0:
                         tree = (operator, other, one) if turned else (operator, one, other)
                         yield tree, _OPERATIONS[operator](a, b)
-
-
-def _exactly(tree: Expression) -> Fraction | None:
-    """Return the value of a tree; None where it divides by zero, which floating point may not see."""
-    if isinstance(tree, int):
-        return Fraction(tree)
-    operator, left, right = tree
-    values = _exactly(left), _exactly(right)
-    if values[0] is None or values[1] is None or (operator == "/" and values[1] == 0):
-        return None
-    value: Fraction = _OPERATIONS[operator](*values)
-    return value

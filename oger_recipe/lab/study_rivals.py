@@ -6,8 +6,9 @@ were right, so that intervals are over seeds and problems, and arms can be compa
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -50,19 +51,28 @@ _LAST, _DRAWS = 2, 4000  # evaluations that count, and draws of a bootstrap
 
 def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
     """Return the line of one finished run."""
+    return counted(folder, regime, arm, seed, "right", _right)
+
+
+def counted(
+    folder: Path, regime: str, arm: str, seed: int, name: str, count: Callable[[list[Record]], list[Any]]
+) -> Record:
+    """Return a run's line with its samples of a problem, and under ``name`` what ``count`` makes of each evaluation's
+    answers: a value for every problem."""
     line = arms.record(folder, regime, arm, seed, CURVES)
     del line["held_out"]
-    files = sorted((folder / "eval").glob("step_*.jsonl"))
-    counted = {int(path.stem[5:]): _right(read_jsonl(path)) for path in files}
-    (samples,) = {samples for samples, _ in counted.values()}
-    return line | {"samples": samples, "right": {step: right for step, (_, right) in counted.items()}}
+    answers = {int(path.stem[5:]): read_jsonl(path) for path in sorted((folder / "eval").glob("step_*.jsonl"))}
+    values = {step: count(each) for step, each in answers.items()}
+    (samples,) = {len(each) // len(values[step]) for step, each in answers.items()}
+    return line | {"samples": samples, name: values}
 
 
-def _right(answers: list[Record]) -> tuple[int, list[int]]:
-    """Return the samples of every problem, and how many of them are right, by the problems' names."""
+def _right(answers: list[Record]) -> list[int]:
+    """Count every problem's right samples, by the problems' names."""
     ((uids, metrics),) = metrics_by_problem(answers).values()
     samples = len(answers) // len(uids)
-    return samples, np.rint(samples * metrics[f"avg_at_{samples}"]).astype(int).tolist()
+    right: list[int] = np.rint(samples * metrics[f"avg_at_{samples}"]).astype(int).tolist()
+    return right
 
 
 def solved(record: Record, k: int, step: int | None = None) -> Floats:
@@ -148,11 +158,17 @@ def compared(records: list[Record]) -> str:
             named = f"{REGIMES[regime]}, {f'pass@{k}' if k > 1 else 'avg'}: {ARMS[first]} less {ARMS[second]}"
             rows.append((named, len(differences), said(differences, named, "{:+.1f}")))
             p_values.append(float(stats.ttest_1samp(differences.mean(axis=1), 0.0).pvalue))
+    return comparisons("| comparison | seeds", rows, p_values)
+
+
+def comparisons(head: str, rows: list[tuple[str, int, str]], p_values: list[float]) -> str:
+    """Write rows of a comparison's name, its pairs and their difference as Markdown, with p-values as they are and
+    corrected over the rows; ``head`` names the first two columns."""
     if not rows:
         return ""
-    lines = ["| comparison | seeds | difference | p | p, corrected |", "|" + "---|" * 5]
-    for (named, seeds, difference), p, corrected in zip(rows, p_values, holm(p_values), strict=True):
-        lines.append(f"| {named} | {seeds} | {difference} | {p:.2g} | {corrected:.2g} |")
+    lines = [f"{head} | difference | p | p, corrected |", "|" + "---|" * 5]
+    for (named, pairs, difference), p, corrected in zip(rows, p_values, holm(p_values), strict=True):
+        lines.append(f"| {named} | {pairs} | {difference} | {p:.2g} | {corrected:.2g} |")
     return "\n".join(lines)
 
 

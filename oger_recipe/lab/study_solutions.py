@@ -14,10 +14,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from oger_recipe.base.files import read_jsonl
-from oger_recipe.lab import arms
 from oger_recipe.lab.arms import START, Record, by_regime, name_arms, run, runs_by_arm
 from oger_recipe.lab.countdown_problem import solutions
-from oger_recipe.lab.study_rivals import Floats, holm, said
+from oger_recipe.lab.study_rivals import Floats, comparisons, counted, said
 from oger_recipe.report.panels import bare, save, styles
 
 ARMS = {
@@ -37,7 +36,6 @@ ARMS = {
 }
 REGIMES = {"many_solutions": "first policy", "many_solutions_other": "second policy"}
 OF_ARMS = styles(arm for arm in ARMS if arm != "start") | {"start": START}
-CURVES = ("rollout/solve_rate", "rollout/entropy", "rollout/response_length")
 # Each is held against an arm that differs in one thing; what block B tests is registered.
 AGAINST = {
     "grpo_low": "grpo", "grpo_kl": "grpo", "maxrl": "grpo", "uniqueness": "grpo", "darling": "grpo",
@@ -47,28 +45,20 @@ AGAINST = {
 
 
 def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
-    """Return the line of one finished run."""
-    line = arms.record(folder, regime, arm, seed, CURVES)
-    del line["held_out"]
-    files = sorted((folder / "eval").glob("step_*.jsonl"))
-    counted = {int(path.stem[5:]): _classes(read_jsonl(path)) for path in files}
-    problems = {each["uid"]: json.loads(each["answer"]) for each in read_jsonl(files[0])}
+    """Return one finished run as a line of results, with how many classes of solutions each problem has."""
+    line = counted(folder, regime, arm, seed, "classes", _classes)
+    answers = read_jsonl(next((folder / "eval").glob("step_*.jsonl")))
+    problems = {each["uid"]: json.loads(each["answer"]) for each in answers}
     known = [len(solutions(problem["numbers"], problem["target"])) for _, problem in sorted(problems.items())]
-    (samples,) = {samples for samples, _ in counted.values()}
-    return line | {
-        "samples": samples,
-        "known": known,
-        "classes": {step: classes for step, (_, classes) in counted.items()},
-    }
+    return line | {"known": known}
 
 
-def _classes(answers: list[Record]) -> tuple[int, list[list[int]]]:
-    """Return the samples of a problem, and how many of them each class of its right solutions has, by uid."""
+def _classes(answers: list[Record]) -> list[list[int]]:
+    """Count the samples of each class of a problem's right solutions, by the problems' names."""
     found: dict[str, list[str | None]] = defaultdict(list)
     for answer in answers:
         found[answer["uid"]].append(answer.get("solution") if answer["score"] == 1 else None)
-    counts = [sorted(Counter(filter(None, found[uid])).values(), reverse=True) for uid in sorted(found)]
-    return len(answers) // len(found), counts
+    return [sorted(Counter(filter(None, found[uid])).values(), reverse=True) for uid in sorted(found)]
 
 
 def distinct(record: Record, step: int) -> Floats:
@@ -162,18 +152,13 @@ def compared(records: list[Record]) -> str:
             continue
         named = f"{ARMS[arm]} less {ARMS[other]}"
         both = np.concatenate([each.mean(axis=1) for each in values])
-        rows.append((named, len(both), float(both.mean())))
+        rows.append((named, len(both), f"{both.mean():+.2f}"))
         p_values.append(float(stats.ttest_1samp(both, 0.0).pvalue))
-    if not rows:
-        return ""
-    lines = ["| classes at equal avg | runs | difference | p | p, corrected |", "|" + "---|" * 5]
-    for (named, count, mean), p, corrected in zip(rows, p_values, holm(p_values), strict=True):
-        lines.append(f"| {named} | {count} | {mean:+.2f} | {p:.2g} | {corrected:.2g} |")
-    return "\n".join(lines)
+    return comparisons("| classes at equal avg | runs", rows, p_values)
 
 
 def draw(records: list[Record], path: Path) -> None:
-    """Draw distinct@n against avg@n over the evaluations of training, the mean of each arm's runs, by policy."""
+    """Draw a panel for each policy: how distinct@n and avg@n of every arm change in training, means over its runs."""
     regimes = by_regime(records, REGIMES)
     figure = Figure(figsize=(1.0 + 6.5 * len(regimes), 6.0), layout="constrained")
     drawn = {each["arm"] for each in records}

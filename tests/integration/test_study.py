@@ -224,6 +224,18 @@ def _rivals_run(arm: str, seed: int, right: dict[str, list[int]], regime: str = 
             "samples": 32, "right": right, "curves": curves}  # fmt: skip
 
 
+def _write_evaluation(folder: Path, step: int, answers: list[dict[str, object]]) -> None:
+    """Write what a run leaves that was evaluated after a step; after none, it is the policy before training."""
+    (folder / "eval").mkdir(parents=True, exist_ok=True)
+    (folder / "eval" / f"step_{step:05d}.json").write_text(json.dumps({"benchmarks": {}}))
+    text = "".join(json.dumps(answer) + "\n" for answer in answers)
+    (folder / "eval" / f"step_{step:05d}.jsonl").write_text(text)
+    (folder / "summary.json").write_text(json.dumps({"steps": 2, "seconds": {"total": 61.26}}))
+    (folder / "metrics.jsonl").write_text(
+        json.dumps({"step": 1} | dict.fromkeys(study_rivals.CURVES, 0.5)) + "\n" if step else ""
+    )
+
+
 def test_a_runs_figures_are_of_its_last_two_evaluations():
     run = _rivals_run("grpo", 10, {"10": [8, 8], "40": [1, 0], "30": [2, 0]}) | {"samples": 8}
     assert study_rivals.solved(run, 1).tolist() == [1.5 / 8, 0.0]
@@ -265,20 +277,12 @@ def test_rivals_are_compared_by_seed_and_problem():
 
 def test_a_rivals_run_is_kept_with_each_problems_right_samples_and_one_that_failed_is_kept_too(tmp_path: Path):
     for arm, step in (("start", 0), ("luffy", 10), ("luffy", 20)):
-        folder = tmp_path / "rivals_within_reach" / arm / "10"
-        (folder / "eval").mkdir(parents=True, exist_ok=True)
-        (folder / "eval" / f"step_{step:05d}.json").write_text(json.dumps({"benchmarks": {}}))
         answers = [
             {"uid": uid, "benchmark": "countdown", "sample": sample, "score": float(sample < right), "extracted": None}
             for uid, right in (("b", 12 + 4 * step // 10), ("a", 0))
             for sample in range(32)
         ]
-        text = "".join(json.dumps(answer) + "\n" for answer in answers)
-        (folder / "eval" / f"step_{step:05d}.jsonl").write_text(text)
-        (folder / "summary.json").write_text(json.dumps({"steps": 2, "seconds": {"total": 61.26}}))
-        (folder / "metrics.jsonl").write_text(
-            json.dumps({"step": 1} | dict.fromkeys(study_rivals.CURVES, 0.5)) + "\n" if step else ""
-        )
+        _write_evaluation(tmp_path / "rivals_within_reach" / arm / "10", step, answers)
     known = (study_rivals.record, study_rivals.tables, study_rivals.draw)
     for arm in ("start", "luffy"):
         arms.run(["add", str(tmp_path), "rivals_within_reach", arm, "10"], *known)
@@ -296,7 +300,7 @@ def test_a_rivals_run_is_kept_with_each_problems_right_samples_and_one_that_fail
 
 
 def _solutions_run(arm: str, seed: int, classes: dict[str, list[list[int]]], regime: str = "many_solutions"):
-    curves = {name: [0.25, 0.25] for name in study_solutions.CURVES}
+    curves = {name: [0.25, 0.25] for name in study_rivals.CURVES}
     return {"regime": regime, "arm": arm, "seed": seed, "steps": 20, "seconds": {"total": 90.0},
             "samples": 8, "known": [4, 2], "classes": classes, "curves": curves}  # fmt: skip
 
@@ -337,9 +341,6 @@ def test_classes_are_compared_where_arms_are_equally_often_right():
 
 def test_a_run_keeps_the_classes_of_right_solutions_and_how_many_there_are(tmp_path: Path):
     for arm, step in (("start", 0), ("grpo", 10), ("grpo", 20)):
-        folder = tmp_path / "many_solutions" / arm / "20"
-        (folder / "eval").mkdir(parents=True, exist_ok=True)
-        (folder / "eval" / f"step_{step:05d}.json").write_text(json.dumps({"benchmarks": {}}))
         said = ["1+2+3", "2*3", "2*3", None]
         answers = [
             {"uid": uid, "benchmark": "countdown_4", "sample": sample, "score": float(said[sample] is not None),
@@ -349,12 +350,7 @@ def test_a_run_keeps_the_classes_of_right_solutions_and_how_many_there_are(tmp_p
         ]  # fmt: skip
         for answer in answers[4:]:  # one of a right solution that was not written in time, say
             answer["score"] = 0.0
-        text = "".join(json.dumps(answer) + "\n" for answer in answers)
-        (folder / "eval" / f"step_{step:05d}.jsonl").write_text(text)
-        (folder / "summary.json").write_text(json.dumps({"steps": 2, "seconds": {"total": 61.26}}))
-        (folder / "metrics.jsonl").write_text(
-            json.dumps({"step": 1} | dict.fromkeys(study_solutions.CURVES, 0.5)) + "\n" if step else ""
-        )
+        _write_evaluation(tmp_path / "many_solutions" / arm / "20", step, answers)
     known = (study_solutions.record, study_solutions.tables, study_solutions.draw)
     for arm in ("start", "grpo"):
         arms.run(["add", str(tmp_path), "many_solutions", arm, "20"], *known)

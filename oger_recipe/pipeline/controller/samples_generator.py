@@ -140,8 +140,8 @@ class OgerSamplesGenerator(SamplesGenerator):
         refs = []
         guided, steps = generate_kwargs.get("guided", False), self.settings.steps.sampling
         trains = "guided" in generate_kwargs  # evaluation does not say
-        for prompt, label, image in zip(prompts, labels, images or [None] * len(prompts), strict=True):
-            known = json.loads(label)
+        read = [json.loads(label) for label in labels]
+        for prompt, label, known, image in zip(prompts, labels, read, images or [None] * len(prompts), strict=True):
             more: dict[str, Any] = {"prefixes": self._prefixes(known["uid"])} if guided else {}
             more |= {"steps": steps} if steps is not None else {}
             count = 1 if generate_kwargs.get("greedy") else samples * known.get(TIMES_ASKED, 1)
@@ -167,7 +167,7 @@ class OgerSamplesGenerator(SamplesGenerator):
             )
         self._tell_count(generate_kwargs)
         if trains and self.sent is not None:
-            self.sent([json.loads(label)["uid"] for label in labels])
+            self.sent([known["uid"] for known in read])
         return refs
 
     def _with_hint(self, prompt: str, uid: str) -> str:
