@@ -5,6 +5,7 @@
 #   scripts/study.sh steps        the arms of rewards for steps, in regimes of their own
 #   scripts/study.sh rivals       what may do as well as teachers: block A of docs/study/registered.md
 #   scripts/study.sh solutions    problems with several solutions: block B
+#   scripts/study.sh text         word problems for a language model: block C. BASE names it or its folder
 # Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/ has results.jsonl,
 # results_steps.jsonl and results_rivals.jsonl, the runs so far). Writes study.md and study.png there. A run takes 2 to
 # 15 minutes of one core;
@@ -40,6 +41,15 @@ solutions)
     ARMS="${ARMS:-grpo grpo_low grpo_kl maxrl uniqueness darling luffy_same luffy oger oger_rank}"
     BEYOND_ARMS="$ARMS"
     ;;
+text)
+    SEEDS="${SEEDS:-40 41 42 43}" start_seed=40
+    STUDY_DIR="${STUDY_DIR:-runs/study_text}"
+    report=oger_recipe.lab.study_rivals
+    REGIMES=word_problems
+    ARMS="${ARMS:-grpo luffy luffy_one oger}"
+    BEYOND_ARMS="$ARMS"
+    BASE="${BASE:-HuggingFaceTB/SmolLM2-135M-Instruct}"
+    ;;
 steps)
     SEEDS="${SEEDS:-1 2 3 4 5}" start_seed=1 # sizes were chosen on seed 0
     STUDY_DIR="${STUDY_DIR:-runs/study_steps}"
@@ -50,7 +60,7 @@ steps)
     BEYOND_ARMS="$ARMS" WITHIN_ARMS="$ARMS"
     ;;
 *)
-    echo "study: $study is none of parts, steps, rivals and solutions" >&2
+    echo "study: $study is none of parts, steps, rivals, solutions and text" >&2
     exit 2
     ;;
 esac
@@ -66,7 +76,11 @@ arm_flags() {
     # As many trajectories as 40 steps let in.
     local sft="--oger.sft.epochs 1 --oger.sft.max_samples 1280 --oger.sft.batch_size 8 --oger.sft.micro_batch_size 8"
     case "$1" in
-    start) echo "$grpo --oger.total_training_steps 0" ;; # the policy that all arms start from
+    start) # the policy that all arms start from
+        [[ $study != text ]] || grpo+=" --actor.model_name_or_path $BASE --oger.sft.epochs 1 --oger.sft.max_samples 1000 \
+            --oger.sft.lr 1e-4 --oger.sft.batch_size 16 --oger.sft.micro_batch_size 16"
+        echo "$grpo --oger.total_training_steps 0"
+        ;;
     sft) echo "$grpo $sft --oger.sft.lr 1e-3 --oger.total_training_steps 0" ;;
     grpo) [[ $study == parts ]] && echo "$grpo" || echo "$grpo $clipped" ;; # the first study's is not clipped
     grpo_unclipped) echo "$grpo" ;;
@@ -86,6 +100,7 @@ arm_flags() {
             "--oger.sft_prefix_reward_weight 8 --oger.advantage_baseline group"
         ;;
     luffy) echo "--oger.bonus_weight 0 $teachers" ;;
+    luffy_one) echo "--oger.bonus_weight 0 $teachers --oger.teacher_sources forward" ;;
     luffy_same) echo "--oger.bonus_weight 0 $teachers --oger.task.teacher_solutions same" ;;
     luffy_uniqueness) echo "$teachers $(rare '"weight":0.25')" ;;
     luffy_darling) echo "$teachers $(rare '"form":"distinct","combine":"mul"')" ;;
@@ -150,6 +165,10 @@ run_arm() { # regime arm seed
     local folder="$STUDY_DIR/$1/$2/$3" flags code=0 began
     began=$(date +%s)
     flags=$(arm_flags "$2")
+    if [[ $study == text ]]; then
+        flags="--data.prompt_dataset $STUDY_DIR/data/train.jsonl --eval.dataset $STUDY_DIR/data/held_out.jsonl $flags"
+        [[ $2 == start ]] || flags+=" --actor.model_name_or_path $STUDY_DIR/$1/start/$start_seed/supervised_model"
+    fi
     echo "study: $1, $2, seed $3"
     # With --overwrite a run that was interrupted begins anew, once it is clear that it can.
     # shellcheck disable=SC2086 # several flags
@@ -175,6 +194,7 @@ for seed in $SEEDS; do
         done
     done
 done
+[[ $study != text || -d "$STUDY_DIR/data" ]] || "$python" -m oger_recipe.lab.word_problems "$STUDY_DIR/data"
 made=0 left=${#planned[@]}
 for each in "${planned[@]}"; do
     read -r -a run <<<"$each"

@@ -1,5 +1,5 @@
-"""Make table and figure of the study that compares teachers with simpler means (docs/study/registered.md, block A);
-arms.py has its command line.
+"""Make table and figure of the studies that compare teachers with simpler means, and of a language model on text
+(docs/study/registered.md, blocks A and C); arms.py has the command line.
 
 A run is evaluated four times, and its figures are means of the last two. Each keeps how many samples of every problem
 were right, so that intervals are over seeds and problems, and arms can be compared where they are equally often right.
@@ -33,18 +33,27 @@ ARMS = {
     "grpo_unclipped": "GRPO, unclipped",
     "sft_grpo": "SFT, then GRPO",
     "luffy": "LUFFY",
+    "luffy_one": "LUFFY, one teacher",
     "oger": "OGER (oger.yaml)",
     "chord": "CHORD",
     "hpt": "HPT",
 }
-REGIMES = {"rivals_within_reach": "within reach", "rivals_beyond_reach": "beyond reach"}
+REGIMES = {
+    "rivals_within_reach": "within reach",
+    "rivals_beyond_reach": "beyond reach",
+    "word_problems": "word problems",
+}
 OF_ARMS = styles(arm for arm in ARMS if arm != "start") | {"start": START}
-CURVES = ("rollout/solve_rate", "rollout/entropy", "rollout/response_length")
-KS = (1, 4, 8, 32)  # of pass@k; pass@1 is avg@32
+CURVES = (
+    "rollout/solve_rate", "rollout/solve_none", "rollout/entropy", "rollout/response_length",
+    "oger/bonus_of_correct", "oger/bonus_of_correct_std_in_group",
+)  # fmt: skip
+KS = (1, 4, 8, 32)  # of pass@k, as far as there are samples; pass@1 is avg
 # regime -> k of pass@k, and the arms that are compared: the block's comparisons, whose p-values are corrected together
 COMPARED = {
     "rivals_within_reach": (8, [("luffy", arm) for arm in ("grpo", "grpo_kl", "grpo_entropy", "grpo_low")]),
     "rivals_beyond_reach": (1, [("oger", "sft_grpo")]),
+    "word_problems": (1, [("luffy", "grpo"), ("oger", "luffy"), ("luffy", "luffy_one")]),
 }
 _LAST, _DRAWS = 2, 4000  # evaluations that count, and draws of a bootstrap
 
@@ -119,14 +128,15 @@ def table(records: list[Record], regime: str) -> str:
     """Write Markdown, one row an arm, in points."""
     by_arm = runs_by_arm(records, regime)
     samples = next(each["samples"] for each in records if each["regime"] == regime)
-    heads = [f"avg@{samples}", *(f"pass@{k}" for k in KS[1:])]
+    ks = [k for k in KS if k <= samples]
+    heads = [f"avg@{samples}", *(f"pass@{k}" for k in ks[1:])]
     lines = [
         f"| {REGIMES[regime]} | seeds | {' | '.join(heads)} | entropy, end | minutes |",
-        "|" + "---|" * (5 + len(KS[1:])),
+        "|" + "---|" * (4 + len(ks)),
     ]
     for arm in (name for name in ARMS if name in by_arm):
         runs = list(by_arm[arm].values())
-        cells = [said(np.array([solved(each, k) for each in runs]), f"{regime} {arm} {k}") for k in KS]
+        cells = [said(np.array([solved(each, k) for each in runs]), f"{regime} {arm} {k}") for k in ks]
         ends = [np.mean(each["curves"]["rollout/entropy"][-10:]) for each in runs if each["curves"]["rollout/entropy"]]
         cells += [
             f"{np.mean(ends):.3f}" if ends else "",

@@ -1,0 +1,84 @@
+"""Word problems of two steps, with three teachers that solve each in another order: data for a language model.
+
+``python -m oger_recipe.lab.word_problems FOLDER`` writes FOLDER/train.jsonl and FOLDER/held_out.jsonl, files such as a
+user brings (docs/data.md): columns prompt, answer, task, teachers.
+"""
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.base.files import write_jsonl
+
+TRAIN, HELD_OUT = 1920, 128
+NAMES = ("Anna", "Ben", "Carla", "Daniel", "Emma", "Frank", "Grace", "Henry")
+THINGS = ("apples", "books", "coins", "eggs", "marbles", "pencils", "shells", "stamps")
+STORIES = (
+    "{name} has {start} {things}, gets {more} more and gives {less} away. How many {things} does {name} have now?",
+    "There are {start} {things} in a box. {name} puts in {more} and takes out {less}. How many {things} are in the box?",
+    "{name} had {start} {things} on Monday. On Tuesday {more} were added, and on Friday {less} were lost. "
+    "How many {things} were left?",
+    "A shop has {start} {things}. It buys {more} and sells {less} to {name}. How many {things} does the shop have?",
+)
+
+
+def forward(start: int, more: int, less: int) -> str:
+    """Take the steps as the story has them."""
+    return f"First {start} + {more} = {start + more}. Then {start + more} - {less} = {start + more - less}."
+
+
+def away_first(start: int, more: int, less: int) -> str:
+    """Subtract before adding."""
+    return f"Without the {less}: {start} - {less} = {start - less}. With the {more}: {start - less} + {more} = {start - less + more}."
+
+
+def change(start: int, more: int, less: int) -> str:
+    """Add up what changes, then apply it."""
+    if more > less:
+        return f"The change is {more} - {less} = {more - less} up. So {start} + {more - less} = {start + more - less}."
+    return f"The change is {less} - {more} = {less - more} down. So {start} - {less - more} = {start + more - less}."
+
+
+TEACHERS: dict[str, Callable[[int, int, int], str]] = {"forward": forward, "away_first": away_first, "change": change}
+
+
+def problem(rng: random.Random) -> tuple[int, int, int]:
+    """Draw numbers of two digits: what there is, what is added, and what is taken away, which both other teachers can
+    subtract."""
+    start = rng.randint(20, 99)
+    less = rng.randint(10, start - 1)
+    return start, rng.choice([number for number in range(10, 100) if number != less]), less
+
+
+def row(numbers: tuple[int, int, int], rng: random.Random) -> dict[str, Any]:
+    """Tell a problem as one of the stories, with a trajectory of each teacher that ends in GSM8K's ``#### answer``."""
+    start, more, less = numbers
+    told = rng.choice(STORIES).format(
+        name=rng.choice(NAMES), things=rng.choice(THINGS), start=start, more=more, less=less
+    )
+    answer = start + more - less
+    return {
+        "prompt": f"Question: {told}\nAnswer:",
+        "answer": str(answer),
+        "task": "gsm8k",
+        "teachers": [
+            {"source": name, "text": f" {teacher(*numbers)} #### {answer}"} for name, teacher in TEACHERS.items()
+        ],
+    }
+
+
+def main() -> None:
+    """Write both files; no problem of one has the numbers of another, in either."""
+    (folder,) = map(Path, sys.argv[1:])
+    rng = random.Random(0)
+    numbers = list(dict.fromkeys(problem(rng) for _ in range(2 * (TRAIN + HELD_OUT))))[: TRAIN + HELD_OUT]
+    rows = [row(each, rng) for each in numbers]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_jsonl(rows[HELD_OUT:], folder / "train.jsonl")
+    write_jsonl(rows[:HELD_OUT], folder / "held_out.jsonl")
+
+
+if __name__ == "__main__":
+    main()
