@@ -17,7 +17,7 @@ NAMES = ("Anna", "Ben", "Carla", "Daniel", "Emma", "Frank", "Grace", "Henry")
 THINGS = ("apples", "books", "coins", "eggs", "marbles", "pencils", "shells", "stamps")
 STORIES = (
     "{name} has {start} {things}, gets {more} more and gives {less} away. How many {things} does {name} have now?",
-    "There are {start} {things} in a box. {name} puts in {more} and takes out {less}. How many {things} are in the box?",
+    "There are {start} {things} in a box. {name} puts in {more} and takes out {less}. How many are in the box now?",
     "{name} had {start} {things} on Monday. On Tuesday {more} were added, and on Friday {less} were lost. "
     "How many {things} were left?",
     "A shop has {start} {things}. It buys {more} and sells {less} to {name}. How many {things} does the shop have?",
@@ -31,7 +31,8 @@ def forward(start: int, more: int, less: int) -> str:
 
 def away_first(start: int, more: int, less: int) -> str:
     """Subtract before adding."""
-    return f"Without the {less}: {start} - {less} = {start - less}. With the {more}: {start - less} + {more} = {start - less + more}."
+    left = start - less
+    return f"Without the {less}: {start} - {less} = {left}. With the {more}: {left} + {more} = {left + more}."
 
 
 def change(start: int, more: int, less: int) -> str:
@@ -45,11 +46,10 @@ TEACHERS: dict[str, Callable[[int, int, int], str]] = {"forward": forward, "away
 
 
 def problem(rng: random.Random) -> tuple[int, int, int]:
-    """Draw numbers of two digits: what there is, what is added, and what is taken away, which both other teachers can
-    subtract."""
+    """Draw three different numbers of two digits: what there is, what is added, and what is taken away again."""
     start = rng.randint(20, 99)
     less = rng.randint(10, start - 1)
-    return start, rng.choice([number for number in range(10, 100) if number != less]), less
+    return start, rng.choice([number for number in range(10, 100) if number not in (start, less)]), less
 
 
 def row(numbers: tuple[int, int, int], rng: random.Random) -> dict[str, Any]:

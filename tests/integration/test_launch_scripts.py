@@ -602,6 +602,21 @@ def test_a_study_of_solutions_runs_every_arm_that_its_table_knows(sweep: Sweep) 
     assert {arm for arm in flags if '"kind":"uniqueness"' in flags[arm]} == rare
 
 
+def test_a_study_on_text_starts_every_arm_from_one_policy_and_its_own_data(sweep: Sweep) -> None:
+    folder = sweep.folder / "study"
+    code, output = sweep.script("study.sh", "text", STUDY_DIR=str(folder), SEEDS="40 41", BASE="a/model")
+    assert code == 0, output
+    assert ["oger_recipe.lab.word_problems", str(folder / "data")] in [call[:2] for call in sweep.calls()]
+    start, *others = [" ".join(call) for call in sweep.calls() if "--train.seed" in call]
+    assert "--actor.model_name_or_path a/model" in start and "--oger.sft.max_samples" in start
+    policy = folder / "word_problems" / "start" / "40" / "supervised_model"
+    assert len(others) == 8 and all(f"--actor.model_name_or_path {policy}" in each for each in others)
+    assert not [each for each in others if "--oger.sft" in each]
+    data = f"--data.prompt_dataset {folder}/data/train.jsonl --eval.dataset {folder}/data/held_out.jsonl"
+    assert all(data in each for each in (start, *others))
+    assert sum("--oger.teacher_sources forward" in each for each in others) == 2  # one teacher
+
+
 def test_setup_empties_no_folder_that_it_has_not_made(tmp_path: Path) -> None:
     """OGER_VENV names a folder that is somebody's, with a log of its own in it."""
     for name in ("setup.log", "precious.csv"):

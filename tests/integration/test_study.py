@@ -275,6 +275,13 @@ def test_rivals_are_compared_by_seed_and_problem():
     assert rows["GRPO, KL 0.04"][5:] == ["0.250", "1.5"]
 
 
+def test_of_fewer_samples_there_are_fewer_columns():
+    run = _rivals_run("luffy", 40, {"30": [16, 0]}) | {"regime": "word_problems", "samples": 16}
+    head, _, row = study_rivals.table([run], "word_problems").splitlines()
+    assert "| avg@16 | pass@4 | pass@8 | entropy, end |" in head
+    assert row.startswith("| LUFFY | 1 | 50.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | 0.250 |")
+
+
 def test_a_rivals_run_is_kept_with_each_problems_right_samples_and_one_that_failed_is_kept_too(tmp_path: Path):
     for arm, step in (("start", 0), ("luffy", 10), ("luffy", 20)):
         answers = [
