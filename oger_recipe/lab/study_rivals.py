@@ -131,18 +131,31 @@ def table(records: list[Record], regime: str) -> str:
     ks = [k for k in KS if k <= samples]
     heads = [f"avg@{samples}", *(f"pass@{k}" for k in ks[1:])]
     lines = [
-        f"| {REGIMES[regime]} | seeds | {' | '.join(heads)} | entropy, end | minutes |",
-        "|" + "---|" * (4 + len(ks)),
+        f"| {REGIMES[regime]} | seeds | {' | '.join(heads)} | entropy, end |",
+        "|" + "---|" * (3 + len(ks)),
     ]
     for arm in (name for name in ARMS if name in by_arm):
         runs = list(by_arm[arm].values())
         cells = [said(np.array([solved(each, k) for each in runs]), f"{regime} {arm} {k}") for k in ks]
         ends = [np.mean(each["curves"]["rollout/entropy"][-10:]) for each in runs if each["curves"]["rollout/entropy"]]
-        cells += [
-            f"{np.mean(ends):.3f}" if ends else "",
-            f"{np.mean([each['seconds']['total'] for each in runs]) / 60:.1f}",
-        ]
+        cells.append(f"{np.mean(ends):.3f}" if ends else "")
         lines.append(f"| {ARMS[arm]} | {len(runs)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def overview(records: list[Record], k: int = 8) -> str:
+    """Write avg and pass@k of every arm in every regime as Markdown, one row an arm, in points."""
+    regimes = list(by_regime(records, REGIMES))
+    heads = [f"{REGIMES[regime]}: avg | pass@{k}" for regime in regimes]
+    lines = [f"| | {' | '.join(heads)} |", "|" + "---|" * (1 + 2 * len(regimes))]
+    for arm, name in ARMS.items():
+        cells = []
+        for regime in regimes:
+            runs = list(runs_by_arm(records, regime)[arm].values())
+            cells += [said(np.array([solved(each, of) for each in runs]), f"{regime} {arm} {of}") if runs else ""
+                      for of in (1, k)]  # fmt: skip
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -272,7 +272,7 @@ def test_rivals_are_compared_by_seed_and_problem():
     assert row[:2] == ["2", "+100.0 [+100.0, +100.0]"]
     rows = _rows(study_rivals.table(records, "rivals_within_reach"))
     assert rows["GRPO"][0] == "3" and rows["LUFFY"][1:5] == ["100.0 [100.0, 100.0]"] * 4
-    assert rows["GRPO, KL 0.04"][5:] == ["0.250", "1.5"]
+    assert rows["GRPO, KL 0.04"][5:] == ["0.250"]
 
 
 def test_of_fewer_samples_there_are_fewer_columns():
@@ -280,6 +280,19 @@ def test_of_fewer_samples_there_are_fewer_columns():
     head, _, row = study_rivals.table([run], "word_problems").splitlines()
     assert "| avg@16 | pass@4 | pass@8 | entropy, end |" in head
     assert row.startswith("| LUFFY | 1 | 50.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | 0.250 |")
+
+
+def test_an_overview_has_a_row_for_every_arm_and_two_columns_for_every_regime_that_has_runs():
+    half = {"30": [32, 0], "40": [32, 0]}
+    records = [_rivals_run("luffy", seed, half) for seed in (10, 11)] + [_rivals_run("grpo", 10, {"40": [32, 32]})]
+    assert study_rivals.overview(records).startswith("| | within reach: avg | pass@8 |\n")
+    records += [_rivals_run("luffy", 10, {"40": [0, 0]}) | {"regime": "rivals_beyond_reach"}]
+    assert study_rivals.overview(records).splitlines() == [
+        "| | within reach: avg | pass@8 | beyond reach: avg | pass@8 |",
+        "|---|---|---|---|---|",
+        "| GRPO | 100.0 [100.0, 100.0] | 100.0 [100.0, 100.0] |  |  |",
+        "| LUFFY | 50.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | 0.0 [0.0, 0.0] | 0.0 [0.0, 0.0] |",
+    ]
 
 
 def test_a_rivals_run_is_kept_with_each_problems_right_samples_and_one_that_failed_is_kept_too(tmp_path: Path):
