@@ -5,6 +5,7 @@
 #   scripts/study.sh steps        the arms of rewards for steps, in regimes of their own
 #   scripts/study.sh rivals       what may do as well as teachers: block A of docs/study/registered.md
 #   scripts/study.sh solutions    problems with several solutions: block B
+#   scripts/study.sh fair         rewards for steps by a PRM that knows the policy's own: block E
 #   scripts/study.sh text         word problems for a language model: block C. BASE names it or its folder
 # Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/ has results.jsonl,
 # results_steps.jsonl and results_rivals.jsonl, the runs so far). Writes study.md and study.png there. A run takes 2 to
@@ -27,7 +28,7 @@ parts)
 rivals)
     SEEDS="${SEEDS:-10 11 12 13 14}" start_seed=10 # none of the first study's
     STUDY_DIR="${STUDY_DIR:-runs/study_rivals}"
-    report=oger_recipe.lab.study_rivals
+    report=oger_recipe.lab.study_registered
     REGIMES="${REGIMES:-rivals_within_reach rivals_beyond_reach}"
     BEYOND_ARMS="sft_grpo luffy oger chord hpt"
     WITHIN_ARMS="grpo grpo_kl grpo_entropy grpo_low grpo_unclipped luffy oger chord hpt"
@@ -44,11 +45,23 @@ solutions)
 text)
     SEEDS="${SEEDS:-40 41 42 43}" start_seed=40
     STUDY_DIR="${STUDY_DIR:-runs/study_text}"
-    report=oger_recipe.lab.study_rivals
+    report=oger_recipe.lab.study_registered
     REGIMES=word_problems
     ARMS="${ARMS:-grpo luffy luffy_one oger}"
     BEYOND_ARMS="$ARMS"
     BASE="${BASE:-HuggingFaceTB/SmolLM2-135M-Instruct}"
+    ;;
+fair)
+    SEEDS="${SEEDS:-50 51 52 53 54}" start_seed=50
+    STUDY_DIR="${STUDY_DIR:-runs/study_fair}"
+    report=oger_recipe.lab.study_registered
+    REGIMES="${REGIMES:-fair_steps_beyond_reach fair_steps_within_reach}"
+    ARMS="${ARMS:-outcome min_outcome ahead_outcome sum_outcome appo_rule appo_outcome tppo_rule tppo_outcome}"
+    BEYOND_ARMS="$ARMS" WITHIN_ARMS="$ARMS"
+    # The base of the PRM has learnt problems of both kinds; registered.md has how its size is chosen.
+    prm_base=(--oger.task.hidden_size 128 --oger.task.num_layers 4 --oger.task.warm_start_numbers "3=0.5,4=0.5"
+        --oger.task.warm_start_steps 2000 --oger.task.warm_start_problems 5000)
+    prm_training=(--learning_rate 1e-3 --batch_size 64 --micro_batch_size 64 --max_length 256)
     ;;
 steps)
     SEEDS="${SEEDS:-1 2 3 4 5}" start_seed=1 # sizes were chosen on seed 0
@@ -60,7 +73,7 @@ steps)
     BEYOND_ARMS="$ARMS" WITHIN_ARMS="$ARMS"
     ;;
 *)
-    echo "study: $study is none of parts, steps, rivals, solutions and text" >&2
+    echo "study: $study is none of parts, steps, rivals, solutions, text and fair" >&2
     exit 2
     ;;
 esac
@@ -68,6 +81,8 @@ esac
 bash scripts/setup.sh --cpu
 python="${OGER_VENV:-.venv}/bin/python"
 mkdir -p "$STUDY_DIR"
+prm=countdown-prm
+[[ $study != fair ]] || prm="$STUDY_DIR/prm/model"
 
 arm_flags() {
     local alone="--oger.max_replace_num 0" clipped="--no-oger.loss_remove_clip"
@@ -116,13 +131,18 @@ arm_flags() {
     random) echo "--oger.replace_mode random" ;;
     wrong_first) echo "--oger.replace_mode wrong_first_similarity_mean_des" ;;
     clip) echo "--oger.all_correct_group clip" ;;
-    outcome) of_steps 0 countdown-prm sum 1 ;;
-    min_outcome) of_steps 1 countdown-prm min 1 ;;
-    ahead_outcome) of_steps 1 countdown-prm min_ahead 1 ;;
-    min) of_steps 1 countdown-prm min 0 ;;
-    sum) of_steps 1 countdown-prm sum 0 ;;
-    appo) valued_steps appo step ;;
-    tppo) valued_steps tppo token ;;
+    outcome) of_steps 0 "$prm" sum 1 ;;
+    min_outcome) of_steps 1 "$prm" min 1 ;;
+    ahead_outcome) of_steps 1 "$prm" min_ahead 1 ;;
+    sum_outcome) of_steps 1 "$prm" sum 1 ;;
+    min) of_steps 1 "$prm" min 0 ;;
+    sum) of_steps 1 "$prm" sum 0 ;;
+    appo) valued_steps appo step 1 0 ;;
+    tppo) valued_steps tppo token 1 0 ;;
+    appo_rule) valued_steps appo step 0 1 ;;
+    appo_outcome) valued_steps appo step 1 1 ;;
+    tppo_rule) valued_steps tppo token 0 1 ;;
+    tppo_outcome) valued_steps tppo token 1 1 ;;
     min_outcome_exact) of_steps 1 exact min 1 ;;
     ahead_outcome_exact) of_steps 1 exact min_ahead 1 ;;
     sum_exact) of_steps 1 exact sum 0 ;;
@@ -140,6 +160,30 @@ rare() { # the keys of a second source, which pays right rollouts for a class th
 }
 
 # Every arm asks, so that all can be compared in what is said; a weight of 0 counts for nothing.
+make_prm() { # for block E, of rollouts that arithmetic labels: seed 4 evaluates what seeds 0 to 3 teach
+    local regime seed folder rule='--oger.reward.sources=[{"name":"rule","kind":"verifier"}]' recipe
+    for regime in fair_steps_beyond_reach fair_steps_within_reach; do
+        recipe="configs/study/$regime.yaml"
+        for seed in 0 1 2 3 4; do
+            folder="$STUDY_DIR/prm/$regime/$seed"
+            [[ ! -f $folder.labels.jsonl ]] || continue
+            "$python" -m oger_recipe.cli.train --recipe "$recipe" --oger.run_dir "$folder" --train.seed "$seed" --overwrite \
+                --algo.advantage.estimator rloo "$rule" --no-oger.val_after_train --eval.steps -1
+            cat "$folder"/samples/*.jsonl >"$folder.rollouts.jsonl"
+            "$python" -m oger_recipe.cli.main prm label --by countdown --recipe "$recipe" \
+                --responses "$folder.rollouts.jsonl" --out "$folder.labels.jsonl"
+        done
+    done
+    "$python" -m oger_recipe.cli.train --recipe configs/study/fair_steps_beyond_reach.yaml --oger.run_dir "$STUDY_DIR/prm/base" \
+        --overwrite "${prm_base[@]}" --oger.total_training_steps 0 --ckpt.save_hf "$rule"
+    "$python" -m oger_recipe.cli.main prm train --model "$STUDY_DIR/prm/base/model" --format trl --out "$STUDY_DIR/prm/model" \
+        --data "$STUDY_DIR"/prm/*/[0-3].labels.jsonl "${prm_training[@]}"
+    for regime in fair_steps_beyond_reach fair_steps_within_reach; do
+        "$python" -m oger_recipe.cli.main prm eval --prm "{model: $prm, format: trl, place: in_process}" \
+            --data "$STUDY_DIR/prm/$regime/4.labels.jsonl" --out "$STUDY_DIR/prm/$regime.json"
+    done
+}
+
 sources() { # weight, who scores steps, scale, credit, weight of the rule
     local prm='"name":"prm"'
     prm+=",\"scale\":\"$3\",\"credit\":\"$4\",\"weight\":$1"
@@ -155,10 +199,10 @@ of_steps() { # PURE: weight, who scores steps, credit, weight of the rule
     echo "--algo.advantage.estimator process_rloo $(sources "$1" "$2" difference "$3" "$4")"
 }
 
-valued_steps() { # OpenR: estimator, what has a ratio
+valued_steps() { # OpenR: estimator, what has a ratio, weight of the PRM and of the rule
     echo "--algo.advantage.estimator $1 --oger.ratio_level $2 --algo.advantage.gamma 0.95 --algo.advantage.lambd 0.95" \
         "--oger.loss_aggregation token_mean --oger.critic.hidden_sizes 64 --oger.critic.huber_delta 10" \
-        "$(sources 1 countdown-prm probability sum 0)"
+        "$(sources "$3" "$prm" probability sum "$4")"
 }
 
 run_arm() { # regime arm seed
@@ -194,6 +238,7 @@ for seed in $SEEDS; do
         done
     done
 done
+[[ $study != fair || -d "$prm" ]] || make_prm
 [[ $study != text || -d "$STUDY_DIR/data" ]] || "$python" -m oger_recipe.lab.word_problems "$STUDY_DIR/data"
 made=0 left=${#planned[@]}
 for each in "${planned[@]}"; do

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.lab.arms import START, Record, by_regime, name_arms, run, runs_by_arm
 from oger_recipe.lab.countdown_problem import solutions
-from oger_recipe.lab.study_rivals import Floats, comparisons, counted, said
+from oger_recipe.lab.study_registered import Floats, comparisons, counted, said
 from oger_recipe.report.panels import bare, save, styles
 
 ARMS = {

@@ -617,6 +617,29 @@ def test_a_study_on_text_starts_every_arm_from_one_policy_and_its_own_data(sweep
     assert sum("--oger.teacher_sources forward" in each for each in others) == 2  # one teacher
 
 
+def test_a_study_of_a_fair_prm_makes_it_once_and_evaluates_it_on_rollouts_that_it_has_not_seen(sweep: Sweep) -> None:
+    folder = sweep.folder / "study"
+    chosen = {"STUDY_DIR": str(folder), "SEEDS": "51", "ARMS": "sum_outcome appo_rule"}
+    regimes = ("fair_steps_beyond_reach", "fair_steps_within_reach")
+    for regime in regimes:  # labels of runs that are not run here
+        (folder / "prm" / regime).mkdir(parents=True)
+        for seed in range(5):
+            (folder / "prm" / regime / f"{seed}.labels.jsonl").write_text("{}\n")
+    code, output = sweep.script("study.sh", "fair", **chosen)
+    assert code == 0, output
+    of_prm = [call[1:] for call in sweep.calls() if call[:2] == ["oger_recipe.cli.main", "prm"]]
+    learnt, *evaluated = ([path for path in call if path.endswith("labels.jsonl")] for call in of_prm)
+    assert learnt == [f"{folder}/prm/{regime}/{seed}.labels.jsonl" for regime in regimes for seed in range(4)]
+    assert evaluated == [[f"{folder}/prm/{regime}/4.labels.jsonl"] for regime in regimes]
+    trained = [" ".join(call) for call in sweep.calls() if "--train.seed" in call]
+    assert len(trained) == 4 and all(f'"model":"{folder}/prm/model"' in each for each in trained)
+    weights = [re.findall(r'"weight":(\d)', each) for each in trained]
+    assert weights == [["1", "1"], ["0", "1"]] * 2
+    (folder / "prm" / "model").mkdir()
+    code, output = sweep.script("study.sh", "fair", **chosen)
+    assert code == 0 and not [call for call in sweep.calls() if call[:2] == ["oger_recipe.cli.main", "prm"]]
+
+
 def test_setup_empties_no_folder_that_it_has_not_made(tmp_path: Path) -> None:
     """OGER_VENV names a folder that is somebody's, with a log of its own in it."""
     for name in ("setup.log", "precious.csv"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from oger_recipe.base.files import read_jsonl
-from oger_recipe.lab import arms, study, study_rivals, study_solutions, study_steps
+from oger_recipe.lab import arms, study, study_registered, study_solutions, study_steps
 from oger_recipe.report.panels import sheet, styles
 
 ROOT = Path(__file__).parents[2]
@@ -219,7 +219,7 @@ def test_runs_of_step_rewards_are_kept_and_drawn(tmp_path: Path):
 
 
 def _rivals_run(arm: str, seed: int, right: dict[str, list[int]], regime: str = "rivals_within_reach") -> arms.Record:
-    curves = {name: [0.25, 0.25] for name in study_rivals.CURVES}
+    curves = {name: [0.25, 0.25] for name in study_registered.CURVES}
     return {"regime": regime, "arm": arm, "seed": seed, "steps": 40, "seconds": {"total": 90.0},
             "samples": 32, "right": right, "curves": curves}  # fmt: skip
 
@@ -232,34 +232,34 @@ def _write_evaluation(folder: Path, step: int, answers: list[dict[str, object]])
     (folder / "eval" / f"step_{step:05d}.jsonl").write_text(text)
     (folder / "summary.json").write_text(json.dumps({"steps": 2, "seconds": {"total": 61.26}}))
     (folder / "metrics.jsonl").write_text(
-        json.dumps({"step": 1} | dict.fromkeys(study_rivals.CURVES, 0.5)) + "\n" if step else ""
+        json.dumps({"step": 1} | dict.fromkeys(study_registered.CURVES, 0.5)) + "\n" if step else ""
     )
 
 
 def test_a_runs_figures_are_of_its_last_two_evaluations():
     run = _rivals_run("grpo", 10, {"10": [8, 8], "40": [1, 0], "30": [2, 0]}) | {"samples": 8}
-    assert study_rivals.solved(run, 1).tolist() == [1.5 / 8, 0.0]
+    assert study_registered.solved(run, 1).tolist() == [1.5 / 8, 0.0]
     # pass@4 of 2 and of 1 right among 8: 1 - C(6, 4) / C(8, 4) = 1 - 15 / 70, and 1 - C(7, 4) / C(8, 4) = 1 / 2
-    assert study_rivals.solved(run, 4).tolist() == pytest.approx([(1 - 15 / 70 + 0.5) / 2, 0.0])
-    assert study_rivals.solved(run, 4, 10).tolist() == [1.0, 1.0]
+    assert study_registered.solved(run, 4).tolist() == pytest.approx([(1 - 15 / 70 + 0.5) / 2, 0.0])
+    assert study_registered.solved(run, 4, 10).tolist() == [1.0, 1.0]
 
 
 def test_intervals_are_over_seeds_and_problems():
-    assert study_rivals.over_both(np.full((3, 4), 0.5), "a") == (0.5, 0.5, 0.5)
+    assert study_registered.over_both(np.full((3, 4), 0.5), "a") == (0.5, 0.5, 0.5)
     # Two seeds that differ, and two problems that do: a draw takes the same one twice with a chance of a half.
     of_seeds = np.array([[0.0, 0.0], [1.0, 1.0]])
-    assert study_rivals.over_both(of_seeds, "b") == study_rivals.over_both(of_seeds.T, "c") == (0.5, 0.0, 1.0)
+    assert study_registered.over_both(of_seeds, "b") == study_registered.over_both(of_seeds.T, "c") == (0.5, 0.0, 1.0)
     # Of many seeds and problems that are drawn apart, the variance is the sum of both: 1 / 400 + 1 / 400, by 1.96.
     many = (np.arange(100)[:, None] % 2 + np.arange(100) % 2) / 1.0
-    mean, low, high = study_rivals.over_both(many, "d")
+    mean, low, high = study_registered.over_both(many, "d")
     assert mean == 1.0 and (high - low) / 2 == pytest.approx(1.96 * math.sqrt(2 / 400), rel=0.08)
 
 
 def test_p_values_are_corrected_by_holm():
     """Times 3, 2 and 1 from the least on, never falling, at most 1."""
-    assert study_rivals.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert study_rivals.holm([0.9, 0.5]) == [1.0, 1.0]
-    assert study_rivals.holm([0.04]) == [0.04]
+    assert study_registered.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert study_registered.holm([0.9, 0.5]) == [1.0, 1.0]
+    assert study_registered.holm([0.04]) == [0.04]
 
 
 def test_rivals_are_compared_by_seed_and_problem():
@@ -267,17 +267,17 @@ def test_rivals_are_compared_by_seed_and_problem():
     records = [_rivals_run("luffy", seed, all_right) for seed in (10, 11, 12)]
     records += [_rivals_run("grpo", 10, none), _rivals_run("grpo", 11, none), _rivals_run("grpo", 13, all_right)]
     records += [_rivals_run("grpo_kl", 10, none)]
-    assert list(_rows(study_rivals.compared(records))) == ["within reach, pass@8: LUFFY less GRPO"]
-    (row,) = _rows(study_rivals.compared(records)).values()
+    assert list(_rows(study_registered.compared(records))) == ["within reach, pass@8: LUFFY less GRPO"]
+    (row,) = _rows(study_registered.compared(records)).values()
     assert row[:2] == ["2", "+100.0 [+100.0, +100.0]"]
-    rows = _rows(study_rivals.table(records, "rivals_within_reach"))
+    rows = _rows(study_registered.table(records, "rivals_within_reach"))
     assert rows["GRPO"][0] == "3" and rows["LUFFY"][1:5] == ["100.0 [100.0, 100.0]"] * 4
     assert rows["GRPO, KL 0.04"][5:] == ["0.250"]
 
 
 def test_of_fewer_samples_there_are_fewer_columns():
     run = _rivals_run("luffy", 40, {"30": [16, 0]}) | {"regime": "word_problems", "samples": 16}
-    head, _, row = study_rivals.table([run], "word_problems").splitlines()
+    head, _, row = study_registered.table([run], "word_problems").splitlines()
     assert "| avg@16 | pass@4 | pass@8 | entropy, end |" in head
     assert row.startswith("| LUFFY | 1 | 50.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | 0.250 |")
 
@@ -285,9 +285,9 @@ def test_of_fewer_samples_there_are_fewer_columns():
 def test_an_overview_has_a_row_for_every_arm_and_two_columns_for_every_regime_that_has_runs():
     half = {"30": [32, 0], "40": [32, 0]}
     records = [_rivals_run("luffy", seed, half) for seed in (10, 11)] + [_rivals_run("grpo", 10, {"40": [32, 32]})]
-    assert study_rivals.overview(records).startswith("| | within reach: avg | pass@8 |\n")
+    assert study_registered.overview(records).startswith("| | within reach: avg | pass@8 |\n")
     records += [_rivals_run("luffy", 10, {"40": [0, 0]}) | {"regime": "rivals_beyond_reach"}]
-    assert study_rivals.overview(records).splitlines() == [
+    assert study_registered.overview(records).splitlines() == [
         "| | within reach: avg | pass@8 | beyond reach: avg | pass@8 |",
         "|---|---|---|---|---|",
         "| GRPO | 100.0 [100.0, 100.0] | 100.0 [100.0, 100.0] |  |  |",
@@ -303,7 +303,7 @@ def test_a_rivals_run_is_kept_with_each_problems_right_samples_and_one_that_fail
             for sample in range(32)
         ]
         _write_evaluation(tmp_path / "rivals_within_reach" / arm / "10", step, answers)
-    known = (study_rivals.record, study_rivals.tables, study_rivals.draw)
+    known = (study_registered.record, study_registered.tables, study_registered.draw)
     for arm in ("start", "luffy"):
         arms.run(["add", str(tmp_path), "rivals_within_reach", arm, "10"], *known)
     arms.run(["failed", str(tmp_path), "rivals_within_reach", "hpt", "10", "1"], *known)
@@ -320,7 +320,7 @@ def test_a_rivals_run_is_kept_with_each_problems_right_samples_and_one_that_fail
 
 
 def _solutions_run(arm: str, seed: int, classes: dict[str, list[list[int]]], regime: str = "many_solutions"):
-    curves = {name: [0.25, 0.25] for name in study_rivals.CURVES}
+    curves = {name: [0.25, 0.25] for name in study_registered.CURVES}
     return {"regime": regime, "arm": arm, "seed": seed, "steps": 20, "seconds": {"total": 90.0},
             "samples": 8, "known": [4, 2], "classes": classes, "curves": curves}  # fmt: skip
 

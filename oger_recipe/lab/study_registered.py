@@ -1,5 +1,4 @@
-"""Make table and figure of the studies that compare teachers with simpler means, and of a language model on text
-(docs/study/registered.md, blocks A and C); arms.py has the command line.
+"""Make table and figure of blocks A, C and E of docs/study/registered.md; arms.py has the command line.
 
 A run is evaluated four times, and its figures are means of the last two. Each keeps how many samples of every problem
 were right, so that intervals are over seeds and problems, and arms can be compared where they are equally often right.
@@ -20,7 +19,7 @@ from oger_recipe.base.seeds import stable_seed
 from oger_recipe.evaluation.metrics import interval, metrics_by_problem, pass_at_k
 from oger_recipe.lab import arms
 from oger_recipe.lab.arms import START, Record, by_regime, draw_scores, name_arms, run, runs_by_arm
-from oger_recipe.report.panels import bare, save, styles
+from oger_recipe.report.panels import Style, bare, save, styles
 
 Floats = NDArray[np.float64]
 
@@ -37,16 +36,25 @@ ARMS = {
     "oger": "OGER (oger.yaml)",
     "chord": "CHORD",
     "hpt": "HPT",
+    "outcome": "outcome alone",
+    "min_outcome": "min-form and outcome",
+    "ahead_outcome": "min-ahead and outcome",
+    "sum_outcome": "sum-form and outcome",
+    "appo_rule": "APPO, outcome alone",
+    "appo_outcome": "APPO, sum-form and outcome",
+    "tppo_rule": "TPPO, outcome alone",
+    "tppo_outcome": "TPPO, sum-form and outcome",
 }
 REGIMES = {
     "rivals_within_reach": "within reach",
     "rivals_beyond_reach": "beyond reach",
     "word_problems": "word problems",
+    "fair_steps_beyond_reach": "rewards for steps, beyond reach",
+    "fair_steps_within_reach": "rewards for steps, within reach",
 }
-OF_ARMS = styles(arm for arm in ARMS if arm != "start") | {"start": START}
 CURVES = (
     "rollout/solve_rate", "rollout/solve_none", "rollout/entropy", "rollout/response_length",
-    "oger/bonus_of_correct", "oger/bonus_of_correct_std_in_group",
+    "oger/bonus_of_correct", "oger/bonus_of_correct_std_in_group", "rollout/steps", "reward/prm/step_mean",
 )  # fmt: skip
 KS = (1, 4, 8, 32)  # of pass@k, as far as there are samples; pass@1 is avg
 # regime -> k of pass@k, and the arms that are compared: the block's comparisons, whose p-values are corrected together
@@ -54,6 +62,14 @@ COMPARED = {
     "rivals_within_reach": (8, [("luffy", arm) for arm in ("grpo", "grpo_kl", "grpo_entropy", "grpo_low")]),
     "rivals_beyond_reach": (1, [("oger", "sft_grpo")]),
     "word_problems": (1, [("luffy", "grpo"), ("oger", "luffy"), ("luffy", "luffy_one")]),
+    "fair_steps_beyond_reach": (
+        1,
+        [
+            *((f"{credit}_outcome", "outcome") for credit in ("min", "ahead", "sum")),
+            *((f"{estimator}_outcome", f"{estimator}_rule") for estimator in ("appo", "tppo")),
+        ],
+    ),
+    "fair_steps_within_reach": (1, []),
 }
 _LAST, _DRAWS = 2, 4000  # evaluations that count, and draws of a bootstrap
 
@@ -207,7 +223,8 @@ def draw(records: list[Record], path: Path) -> None:
     figure = Figure(figsize=(13, 1.0 + 4.2 * len(regimes)), layout="constrained")
     panels = figure.subplots(len(regimes), 2, squeeze=False)
     drawn = {each["arm"] for each in records}
-    name_arms(figure, ARMS, {arm: look for arm, look in OF_ARMS.items() if arm in drawn})
+    looks = styles(arm for arm in ARMS if arm in drawn - {"start"}) | {"start": START}
+    name_arms(figure, ARMS, {arm: look for arm, look in looks.items() if arm in drawn})
     for (scores, training), (regime, runs) in zip(panels, regimes.items(), strict=True):
         by_arm = runs_by_arm(runs, regime)
         k, _ = COMPARED[regime]
@@ -215,21 +232,21 @@ def draw(records: list[Record], path: Path) -> None:
         of_arms = {
             arm: [float(solved(each, k).mean()) for each in by_arm[arm].values()] for arm in ARMS if arm in by_arm
         }
-        draw_scores(scores, of_arms, ARMS, OF_ARMS, f"{REGIMES[regime]}: held-out {score}, %")
-        _draw_while_training(training, by_arm)
+        draw_scores(scores, of_arms, ARMS, looks, f"{REGIMES[regime]}: held-out {score}, %")
+        _draw_while_training(training, by_arm, looks)
         training.set_title(f"{REGIMES[regime]}: pass@8 against avg while training, %", loc="left", fontsize=9.5)
     save(
         figure, path, note="small dots: seeds; bars: 95 % intervals over them; lines: means over seeds, by evaluation"
     )
 
 
-def _draw_while_training(panel: Axes, by_arm: Mapping[str, Mapping[int, Record]]) -> None:
+def _draw_while_training(panel: Axes, by_arm: Mapping[str, Mapping[int, Record]], looks: Mapping[str, Style]) -> None:
     def mean(runs: Mapping[int, Record], k: int, step: int) -> float:
         return 100 * float(np.mean([solved(each, k, step).mean() for each in runs.values()]))
 
     begin = by_arm.get("start")
     for arm in (name for name in ARMS if name in by_arm):
-        runs, look = by_arm[arm], OF_ARMS[arm]
+        runs, look = by_arm[arm], looks[arm]
         steps = sorted({int(step) for each in runs.values() for step in each["right"]})
         points = [(mean(begin, 1, 0), mean(begin, 8, 0))] if begin and arm != "start" else []
         points += [(mean(runs, 1, step), mean(runs, 8, step)) for step in steps]
