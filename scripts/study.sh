@@ -171,7 +171,7 @@ make_prm() { # for block E, of rollouts that arithmetic labels: seed 4 evaluates
                 --algo.advantage.estimator rloo "$rule" --no-oger.val_after_train --eval.steps -1
             cat "$folder"/samples/*.jsonl >"$folder.rollouts.jsonl"
             "$python" -m oger_recipe.cli.main prm label --by countdown --recipe "$recipe" \
-                --responses "$folder.rollouts.jsonl" --out "$folder.labels.jsonl"
+                --responses "$folder.rollouts.jsonl" --out "$folder.labels.jsonl" "$rule"
         done
     done
     "$python" -m oger_recipe.cli.train --recipe configs/study/fair_steps_beyond_reach.yaml --oger.run_dir "$STUDY_DIR/prm/base" \
