@@ -30,9 +30,10 @@ rivals)
     STUDY_DIR="${STUDY_DIR:-runs/study_rivals}"
     report=oger_recipe.lab.study_registered
     REGIMES="${REGIMES:-rivals_within_reach rivals_beyond_reach}"
-    BEYOND_ARMS="sft_grpo luffy oger chord hpt"
-    WITHIN_ARMS="grpo grpo_kl grpo_entropy grpo_low grpo_unclipped luffy oger chord hpt"
-    ARMS="${ARMS:-grpo grpo_kl grpo_entropy grpo_low grpo_unclipped sft_grpo luffy oger chord hpt}"
+    with_teachers="luffy oger chord hpt luffy_clip luffy_low oger_clip oger_low"
+    BEYOND_ARMS="sft_grpo $with_teachers"
+    WITHIN_ARMS="grpo grpo_kl grpo_entropy grpo_low grpo_unclipped $with_teachers"
+    ARMS="${ARMS:-grpo grpo_kl grpo_entropy grpo_low grpo_unclipped sft_grpo $with_teachers}"
     ;;
 solutions)
     SEEDS="${SEEDS:-20 21}" start_seed=20
@@ -115,6 +116,10 @@ arm_flags() {
             "--oger.sft_prefix_reward_weight 8 --oger.advantage_baseline group"
         ;;
     luffy) echo "--oger.bonus_weight 0 $teachers" ;;
+    luffy_clip) echo "--oger.bonus_weight 0 $teachers $clipped" ;;
+    luffy_low) echo "--oger.bonus_weight 0 $teachers $clipped --actor.adam.lr 1e-4" ;;
+    oger_clip) echo "$clipped" ;;
+    oger_low) echo "$clipped --actor.adam.lr 1e-4" ;;
     luffy_one) echo "--oger.bonus_weight 0 $teachers --oger.teacher_sources forward" ;;
     luffy_same) echo "--oger.bonus_weight 0 $teachers --oger.task.teacher_solutions same" ;;
     luffy_uniqueness) echo "$teachers $(rare '"weight":0.25')" ;;

@@ -45,7 +45,6 @@ REGIMES = {"beyond_reach": "countdown_4", "within_reach": "countdown_3"}  # regi
 SHORT = {arm: re.sub(r"^OGER(, | (?=with))", "... ", name.partition(" (")[0]) for arm, name in ARMS.items()}
 MAIN = ("oger", "luffy", "grpo", "sft")  # arms with bands around their curves
 OF_ARMS = styles([*MAIN, *(arm for arm in ARMS if arm not in (*MAIN, "start"))]) | {"start": START}
-IN_README = ("start", "sft", "grpo", "luffy", "oger", "no_bonus")  # arms of README's table
 SHOWN = {"beyond_reach": ("avg@64", "pass@8", "pass@64"), "within_reach": ("avg@64", "pass@4", "pass@8", "pass@64")}
 PAIRS = (
     ("within_reach", "luffy", "oger"),
@@ -76,13 +75,13 @@ def tables(records: list[Record]) -> str:
     return "\n\n".join(text for text in (overview(records), compared(records), *of_regimes) if text)
 
 
-def overview(records: list[Record], arms: tuple[str, ...] = tuple(ARMS)) -> str:
+def overview(records: list[Record]) -> str:
     """Write a Markdown table, one row an arm, with scores in points of both regimes."""
     by_arm = {regime: runs_by_arm(records, regime) for regime in REGIMES}
     heads = [f"{regime.replace('_', ' ')}: {score}" if score == scores[0] else score
              for regime, scores in SHOWN.items() for score in scores]  # fmt: skip
     lines = ["| | " + " | ".join(heads) + " |", "|" + "---|" * (1 + len(heads))]
-    for arm in (name for name in arms if any(name in runs for runs in by_arm.values())):
+    for arm in (name for name in ARMS if any(name in runs for runs in by_arm.values())):
         cells = [
             _of(by_arm[regime].get(arm, {}), REGIMES[regime], score) for regime in SHOWN for score in SHOWN[regime]
         ]

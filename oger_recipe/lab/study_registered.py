@@ -5,7 +5,8 @@ were right, so that intervals are over seeds and problems, and arms can be compa
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from oger_recipe.base.seeds import stable_seed
 from oger_recipe.evaluation.metrics import interval, metrics_by_problem, pass_at_k
 from oger_recipe.lab import arms
 from oger_recipe.lab.arms import START, Record, by_regime, draw_scores, name_arms, run, runs_by_arm
-from oger_recipe.report.panels import Style, bare, save, styles
+from oger_recipe.report.panels import Line, Style, bare, save, styles
 
 Floats = NDArray[np.float64]
 
@@ -33,7 +34,11 @@ ARMS = {
     "sft_grpo": "SFT, then GRPO",
     "luffy": "LUFFY",
     "luffy_one": "LUFFY, one teacher",
+    "luffy_clip": "LUFFY, clipped",
+    "luffy_low": "LUFFY, clipped, a third of the rate",
     "oger": "OGER (oger.yaml)",
+    "oger_clip": "OGER, clipped",
+    "oger_low": "OGER, clipped, a third of the rate",
     "chord": "CHORD",
     "hpt": "HPT",
     "outcome": "outcome alone",
@@ -57,20 +62,25 @@ CURVES = (
     "oger/bonus_of_correct", "oger/bonus_of_correct_std_in_group", "rollout/steps", "reward/prm/step_mean",
 )  # fmt: skip
 KS = (1, 4, 8, 32)  # of pass@k, as far as there are samples; pass@1 is avg
-# regime -> k of pass@k, and the arms that are compared: the block's comparisons, whose p-values are corrected together
+SHOWN_K = {"rivals_within_reach": 8}  # of the figure's pass@k; elsewhere it has avg
+# The comparisons of each block, whose p-values are corrected together: regime, k of pass@k, two arms.
+_IN, _OUT, _STEPS = "rivals_within_reach", "rivals_beyond_reach", "fair_steps_beyond_reach"
 COMPARED = {
-    "rivals_within_reach": (8, [("luffy", arm) for arm in ("grpo", "grpo_kl", "grpo_entropy", "grpo_low")]),
-    "rivals_beyond_reach": (1, [("oger", "sft_grpo")]),
-    "word_problems": (1, [("luffy", "grpo"), ("oger", "luffy"), ("luffy", "luffy_one")]),
-    "fair_steps_beyond_reach": (
-        1,
-        [
-            *((f"{credit}_outcome", "outcome") for credit in ("min", "ahead", "sum")),
-            *((f"{estimator}_outcome", f"{estimator}_rule") for estimator in ("appo", "tppo")),
-        ],
-    ),
-    "fair_steps_within_reach": (1, []),
-}
+    "A": [
+        *((_IN, 8, "luffy", arm) for arm in ("grpo", "grpo_kl", "grpo_entropy", "grpo_low")),
+        (_OUT, 1, "oger", "sft_grpo"),
+    ],
+    "A, continued": [
+        (_IN, 8, "luffy_low", "grpo_low"), (_IN, 8, "luffy_clip", "grpo"),
+        (_OUT, 1, "oger_low", "sft_grpo"), (_OUT, 1, "oger_clip", "oger"),
+    ],
+    "C": [("word_problems", 1, *pair) for pair in (("luffy", "grpo"), ("oger", "luffy"), ("luffy", "luffy_one"))],
+    "E": [
+        *((_STEPS, 1, f"{credit}_outcome", "outcome") for credit in ("min", "ahead", "sum")),
+        *((_STEPS, 1, f"{estimator}_outcome", f"{estimator}_rule") for estimator in ("appo", "tppo")),
+    ],
+}  # fmt: skip
+_VARIANTS: dict[str, Line] = {"_clip": "--", "_low": ":"}  # of an arm with teachers, which has its colour and marker
 _LAST, _DRAWS = 2, 4000  # evaluations that count, and draws of a bootstrap
 
 
@@ -181,23 +191,25 @@ def said(values: Floats, name: str, form: str = "{:.1f}", unit: float = 100) -> 
 
 
 def compared(records: list[Record]) -> str:
-    """Write the registered comparisons as Markdown.
+    """Write the registered comparisons as Markdown, a table for each block that has runs.
 
-    p is of a paired t-test over seeds, then corrected for all comparisons that have runs.
+    p is of a paired t-test over seeds, then corrected for all comparisons of the block that have runs.
     """
     from scipy import stats
 
-    rows, p_values = [], []
-    for regime, (k, pairs) in COMPARED.items():
-        by_arm = runs_by_arm(records, regime)
-        for first, second in pairs:
-            differences = _differences(by_arm[first], by_arm[second], k)
+    by_arm = {regime: runs_by_arm(records, regime) for regime in REGIMES}
+    tables = []
+    for pairs in COMPARED.values():
+        rows, p_values = [], []
+        for regime, k, first, second in pairs:
+            differences = _differences(by_arm[regime][first], by_arm[regime][second], k)
             if len(differences) < 2:
                 continue
             named = f"{REGIMES[regime]}, {f'pass@{k}' if k > 1 else 'avg'}: {ARMS[first]} less {ARMS[second]}"
             rows.append((named, len(differences), said(differences, named, "{:+.1f}")))
             p_values.append(float(stats.ttest_1samp(differences.mean(axis=1), 0.0).pvalue))
-    return comparisons("| comparison | seeds", rows, p_values)
+        tables.append(comparisons("| comparison | seeds", rows, p_values))
+    return "\n\n".join(filter(None, tables))
 
 
 def comparisons(head: str, rows: list[tuple[str, int, str]], p_values: list[float]) -> str:
@@ -223,11 +235,11 @@ def draw(records: list[Record], path: Path) -> None:
     figure = Figure(figsize=(13, 1.0 + 4.2 * len(regimes)), layout="constrained")
     panels = figure.subplots(len(regimes), 2, squeeze=False)
     drawn = {each["arm"] for each in records}
-    looks = styles(arm for arm in ARMS if arm in drawn - {"start"}) | {"start": START}
-    name_arms(figure, ARMS, {arm: look for arm, look in looks.items() if arm in drawn})
+    looks = _looks(drawn)
+    name_arms(figure, ARMS, {arm: looks[arm] for arm in ARMS if arm in drawn})
     for (scores, training), (regime, runs) in zip(panels, regimes.items(), strict=True):
         by_arm = runs_by_arm(runs, regime)
-        k, _ = COMPARED[regime]
+        k = SHOWN_K.get(regime, 1)
         score = f"pass@{k}" if k > 1 else f"avg@{runs[0]['samples']}"
         of_arms = {
             arm: [float(solved(each, k).mean()) for each in by_arm[arm].values()] for arm in ARMS if arm in by_arm
@@ -238,6 +250,13 @@ def draw(records: list[Record], path: Path) -> None:
     save(
         figure, path, note="small dots: seeds; bars: 95 % intervals over them; lines: means over seeds, by evaluation"
     )
+
+
+def _looks(drawn: Collection[str]) -> dict[str, Style]:
+    """Return the style of every arm that is drawn."""
+    based = {f"{base}{end}": (base, line) for base in ("luffy", "oger") for end, line in _VARIANTS.items()}
+    looks = styles(arm for arm in ARMS if arm in drawn and arm not in (*based, "start")) | {"start": START}
+    return looks | {arm: replace(looks[base], line=line) for arm, (base, line) in based.items() if arm in drawn}
 
 
 def _draw_while_training(panel: Axes, by_arm: Mapping[str, Mapping[int, Record]], looks: Mapping[str, Style]) -> None:

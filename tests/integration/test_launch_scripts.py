@@ -578,7 +578,7 @@ def test_a_study_of_rivals_runs_every_arm_where_it_belongs_and_one_that_fails_is
     within, beyond = (
         [arm for regime, arm, _ in runs if regime == f"rivals_{of}_reach"] for of in ("within", "beyond")
     )
-    both = ["luffy", "oger", "chord", "hpt"]
+    both = ["luffy", "oger", "chord", "hpt", "luffy_clip", "luffy_low", "oger_clip", "oger_low"]
     assert within == ["start", "grpo", "grpo_kl", "grpo_entropy", "grpo_low", "grpo_unclipped", *both]
     assert beyond == ["start", "sft_grpo", *both]
     assert {seed for _, _, seed in runs} == {"10"} and "study: 0 runs are left" in output

@@ -17,7 +17,9 @@ from oger_recipe.report.panels import sheet, styles
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "study"
-LINES, STEPS_LINES = (read_jsonl(PAGES / name) for name in ("results.jsonl", "results_steps.jsonl"))
+LINES, STEPS_LINES, RIVALS = (
+    read_jsonl(PAGES / f"{name}.jsonl") for name in ("results", "results_steps", "results_rivals")
+)
 
 
 def _run(regime: str, arm: str, seed: int, avg: float, curve: tuple[float, ...] = (0.0, 0.25)) -> arms.Record:
@@ -85,8 +87,16 @@ def test_two_arms_are_compared_in_every_k_over_the_seeds_that_both_have():
 @pytest.mark.parametrize(
     ("page", "tables"),
     [
-        (ROOT / "README.md", [study.overview(LINES, study.IN_README)]),
-        (PAGES / "README.md", [study.overview(LINES), study.compared(LINES)]),
+        (ROOT / "README.md", [study_registered.overview(RIVALS)]),
+        (
+            PAGES / "README.md",
+            [
+                study_registered.overview(RIVALS),
+                study_registered.compared(RIVALS),
+                study.overview(LINES),
+                study.compared(LINES),
+            ],
+        ),
         (PAGES / "study.md", [study.tables(LINES)]),
         (PAGES / "steps.md", [study_steps.table(STEPS_LINES, regime) for regime in study_steps.REGIMES]),
     ],
@@ -104,9 +114,11 @@ def test_what_pages_say_of_differences_is_in_the_tables_of_the_lines():
     from scipy import stats
 
     text = (PAGES / "README.md").read_text()
-    section = (ROOT / "README.md").read_text().partition("## What the parts do")[2].partition("\n## ")[0]
-    known = study.tables(LINES)
-    said = re.findall(r"[+-]?\d+\.\d ± \d+\.\d|p = 0\.\d+", f"{text} {section}")
+    section = (ROOT / "README.md").read_text().partition("## What teachers buy")[2].partition("\n## ")[0]
+    registered = study_registered.tables(RIVALS)
+    known = f"{study.tables(LINES)} {registered} {' '.join(f'p = {p}' for p in re.findall(r'0[.][0-9]+', registered))}"
+    interval = r"[+-]?\d+\.\d \[[+-]?\d+\.\d, [+-]?\d+\.\d\]"
+    said = re.findall(rf"[+-]?\d+\.\d ± \d+\.\d|p = 0\.\d+|{interval}", f"{text} {section}")
     variants = [
         _held_out("beyond_reach", arm, "avg@64")
         for arm in study.ARMS
@@ -280,6 +292,31 @@ def test_of_fewer_samples_there_are_fewer_columns():
     head, _, row = study_registered.table([run], "word_problems").splitlines()
     assert "| avg@16 | pass@4 | pass@8 | entropy, end |" in head
     assert row.startswith("| LUFFY | 1 | 50.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | 0.250 |")
+
+
+def test_p_values_are_corrected_within_a_block():
+    """One comparison of block A and one of its continuation: of each the p-value is the corrected one."""
+    records = [
+        _rivals_run(arm, seed, {"30": [right, seed], "40": [right, seed]})
+        for arm, right in (("luffy", 9), ("grpo", 4), ("luffy_low", 8), ("grpo_low", 3)) for seed in (10, 11, 12)
+    ]  # fmt: skip
+    for run in records:  # so that differences vary over seeds
+        run["right"]["40"] = [run["right"]["40"][0] + (run["seed"] % 3) * (run["arm"] == "luffy_low"), 0]
+    first, second = study_registered.compared(records).split("\n\n")
+    rows = _rows(first) | _rows(second)
+    assert len(rows) == 3  # LUFFY less GRPO and its lower rate, and LUFFY's lower rate less GRPO's
+    (alone,) = _rows(second).values()
+    assert alone[-1] == alone[-2]
+
+
+def test_arms_of_every_block_can_be_told_apart():
+    for block in study_registered.COMPARED.values():
+        arms_of = {arm for _, _, *pair in block for arm in pair} | {"start", "chord", "hpt", "luffy", "oger"}
+        looks = study_registered._looks(arms_of)
+        assert looks.keys() == arms_of | {"start"}
+        assert len({(look.colour, look.line) for look in looks.values()}) == len(looks)
+    variant, base = (study_registered._looks({"luffy", "luffy_low"})[arm] for arm in ("luffy_low", "luffy"))
+    assert (variant.colour, variant.marker) == (base.colour, base.marker) and variant.line != base.line
 
 
 def test_an_overview_has_a_row_for_every_arm_and_two_columns_for_every_regime_that_has_runs():
