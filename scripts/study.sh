@@ -8,14 +8,15 @@
 #   scripts/study.sh fair         rewards for steps by a PRM that knows the policy's own: block E
 #   scripts/study.sh text         word problems for a language model: block C. BASE names it or its folder
 # Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/ has results.jsonl,
-# results_steps.jsonl and results_rivals.jsonl, the runs so far). Writes study.md and study.png there. A run takes 2 to
-# 15 minutes of one core;
-# several processes with other SEEDS or REGIMES may share a STUDY_DIR, each with its share of the cores (OMP_NUM_THREADS).
+# results_steps.jsonl and results_rivals.jsonl, the runs so far). Writes study.md and study.png there.
+# A run takes 2 to 15 minutes of one core; several processes with other SEEDS or REGIMES may share a STUDY_DIR, each
+# with its share of the cores (OMP_NUM_THREADS).
 # A run that fails is a line of results.jsonl, too, with its exit status, and the others go on.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 study="${1:-${STUDY:-parts}}"
+BEYOND_ARMS="" WITHIN_ARMS="" # of ARMS those that a kind of regime has; empty: all
 case "$study" in
 parts)
     SEEDS="${SEEDS:-0 1 2 3 4}" start_seed=0
@@ -23,7 +24,7 @@ parts)
     report=oger_recipe.lab.study
     REGIMES="${REGIMES:-beyond_reach within_reach}"
     ARMS="${ARMS:-sft grpo luffy paper oger no_bonus no_entropy one_teacher random wrong_first clip}"
-    BEYOND_ARMS="$ARMS" WITHIN_ARMS="grpo luffy oger" # the regime that the method is not for
+    WITHIN_ARMS="grpo luffy oger" # the regime that the method is not for
     ;;
 rivals)
     SEEDS="${SEEDS:-10 11 12 13 14}" start_seed=10 # none of the first study's
@@ -41,7 +42,6 @@ solutions)
     report=oger_recipe.lab.study_solutions
     REGIMES="${REGIMES:-many_solutions}"
     ARMS="${ARMS:-grpo grpo_low grpo_kl maxrl uniqueness darling luffy_same luffy oger oger_rank}"
-    BEYOND_ARMS="$ARMS"
     ;;
 text)
     SEEDS="${SEEDS:-40 41 42 43}" start_seed=40
@@ -49,7 +49,6 @@ text)
     report=oger_recipe.lab.study_registered
     REGIMES=word_problems
     ARMS="${ARMS:-grpo luffy luffy_one oger}"
-    BEYOND_ARMS="$ARMS"
     BASE="${BASE:-HuggingFaceTB/SmolLM2-135M-Instruct}"
     ;;
 fair)
@@ -58,7 +57,6 @@ fair)
     report=oger_recipe.lab.study_registered
     REGIMES="${REGIMES:-fair_steps_beyond_reach fair_steps_within_reach}"
     ARMS="${ARMS:-outcome min_outcome ahead_outcome sum_outcome appo_rule appo_outcome tppo_rule tppo_outcome}"
-    BEYOND_ARMS="$ARMS" WITHIN_ARMS="$ARMS"
     # The base of the PRM has learnt problems of both kinds; registered.md has how its size is chosen.
     prm_base=(--oger.task.hidden_size 128 --oger.task.num_layers 4 --oger.task.warm_start_numbers "3=0.5,4=0.5"
         --oger.task.warm_start_steps 2000 --oger.task.warm_start_problems 5000)
@@ -71,7 +69,6 @@ steps)
     REGIMES="${REGIMES:-steps_beyond_reach steps_within_reach}"
     ARMS="${ARMS:-outcome min_outcome ahead_outcome min sum appo tppo \
         min_outcome_exact ahead_outcome_exact sum_exact ahead_outcome_bad sum_bad}"
-    BEYOND_ARMS="$ARMS" WITHIN_ARMS="$ARMS"
     ;;
 *)
     echo "study: $study is none of parts, steps, rivals, solutions, text and fair" >&2
@@ -164,7 +161,6 @@ rare() { # the keys of a second source, which pays right rollouts for a class th
     echo "--oger.reward.sources=[{\"name\":\"rule\",\"kind\":\"verifier\"},{\"name\":\"rare\",\"kind\":\"uniqueness\",$1}]"
 }
 
-# Every arm asks, so that all can be compared in what is said; a weight of 0 counts for nothing.
 make_prm() { # for block E, of rollouts that arithmetic labels: seed 4 evaluates what seeds 0 to 3 teach
     local regime seed folder rule='--oger.reward.sources=[{"name":"rule","kind":"verifier"}]' recipe
     for regime in fair_steps_beyond_reach fair_steps_within_reach; do
@@ -189,6 +185,7 @@ make_prm() { # for block E, of rollouts that arithmetic labels: seed 4 evaluates
     done
 }
 
+# Every arm asks, so that all can be compared in what is said; a weight of 0 counts for nothing.
 sources() { # weight, who scores steps, scale, credit, weight of the rule
     local prm='"name":"prm"'
     prm+=",\"scale\":\"$3\",\"credit\":\"$4\",\"weight\":$1"
@@ -235,8 +232,8 @@ run_arm() { # regime arm seed
 planned=()
 for seed in $SEEDS; do
     for regime in $REGIMES; do
-        arms="$BEYOND_ARMS"
-        [[ $regime != *within_reach ]] || arms="$WITHIN_ARMS"
+        arms="${BEYOND_ARMS:-$ARMS}"
+        [[ $regime != *within_reach ]] || arms="${WITHIN_ARMS:-$ARMS}"
         [[ $seed != "$start_seed" ]] || planned+=("$regime start $seed")
         for arm in $ARMS; do
             [[ " $arms " != *" $arm "* ]] || planned+=("$regime $arm $seed")

@@ -92,8 +92,8 @@ def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
 def counted(
     folder: Path, regime: str, arm: str, seed: int, name: str, count: Callable[[list[Record]], list[Any]]
 ) -> Record:
-    """Return a run's line with its samples of a problem, and under ``name`` what ``count`` makes of each evaluation's
-    answers: a value for every problem."""
+    """Return a run's line of results with one more entry, ``name``: step -> what ``count`` makes of the answers of the
+    evaluation after that step, a value for every problem. ``samples`` is how often each problem was answered."""
     line = arms.record(folder, regime, arm, seed, CURVES)
     del line["held_out"]
     answers = {int(path.stem[5:]): read_jsonl(path) for path in sorted((folder / "eval").glob("step_*.jsonl"))}
@@ -103,7 +103,7 @@ def counted(
 
 
 def _right(answers: list[Record]) -> list[int]:
-    """Count every problem's right samples, by the problems' names."""
+    """Return how many samples of each problem are right, problems in the order of their names."""
     ((uids, metrics),) = metrics_by_problem(answers).values()
     samples = len(answers) // len(uids)
     right: list[int] = np.rint(samples * metrics[f"avg_at_{samples}"]).astype(int).tolist()
@@ -171,13 +171,13 @@ def table(records: list[Record], regime: str) -> str:
 
 def overview(records: list[Record], k: int = 8) -> str:
     """Write avg and pass@k of every arm in every regime as Markdown, one row an arm, in points."""
-    regimes = list(by_regime(records, REGIMES))
-    heads = [f"{REGIMES[regime]}: avg | pass@{k}" for regime in regimes]
-    lines = [f"| | {' | '.join(heads)} |", "|" + "---|" * (1 + 2 * len(regimes))]
+    by_arm = {regime: runs_by_arm(runs, regime) for regime, runs in by_regime(records, REGIMES).items()}
+    heads = [f"{REGIMES[regime]}: avg | pass@{k}" for regime in by_arm]
+    lines = [f"| | {' | '.join(heads)} |", "|" + "---|" * (1 + 2 * len(by_arm))]
     for arm, name in ARMS.items():
         cells = []
-        for regime in regimes:
-            runs = list(runs_by_arm(records, regime)[arm].values())
+        for regime, of_regime in by_arm.items():
+            runs = list(of_regime[arm].values())
             cells += [said(np.array([solved(each, of) for each in runs]), f"{regime} {arm} {of}") if runs else ""
                       for of in (1, k)]  # fmt: skip
         if any(cells):
@@ -213,8 +213,8 @@ def compared(records: list[Record]) -> str:
 
 
 def comparisons(head: str, rows: list[tuple[str, int, str]], p_values: list[float]) -> str:
-    """Write rows of a comparison's name, its pairs and their difference as Markdown, with p-values as they are and
-    corrected over the rows; ``head`` names the first two columns."""
+    """Write a Markdown table of comparisons: what is compared, how many pairs of runs, their difference, and the
+    p-value as it is and corrected over all rows. ``head`` names the first two columns."""
     if not rows:
         return ""
     lines = [f"{head} | difference | p | p, corrected |", "|" + "---|" * 5]
@@ -253,7 +253,7 @@ def draw(records: list[Record], path: Path) -> None:
 
 
 def _looks(drawn: Collection[str]) -> dict[str, Style]:
-    """Return the style of every arm that is drawn."""
+    """Return colour, marker and line of every arm that is drawn. A variant differs from its arm in the line alone."""
     based = {f"{base}{end}": (base, line) for base in ("luffy", "oger") for end, line in _VARIANTS.items()}
     looks = styles(arm for arm in ARMS if arm in drawn and arm not in (*based, "start")) | {"start": START}
     return looks | {arm: replace(looks[base], line=line) for arm, (base, line) in based.items() if arm in drawn}

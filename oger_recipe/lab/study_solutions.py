@@ -54,7 +54,7 @@ def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
 
 
 def _classes(answers: list[Record]) -> list[list[int]]:
-    """Count the samples of each class of a problem's right solutions, by the problems' names."""
+    """Return how many samples each class of right solutions has, for each problem in the order of their names."""
     found: dict[str, list[str | None]] = defaultdict(list)
     for answer in answers:
         found[answer["uid"]].append(answer.get("solution") if answer["score"] == 1 else None)

@@ -1,4 +1,4 @@
-"""Word problems of two steps, with three teachers that solve each in another order: data for a language model.
+"""Make data to train a language model on: word problems of two steps, which three teachers solve in different orders.
 
 ``python -m oger_recipe.lab.word_problems FOLDER`` writes FOLDER/train.jsonl and FOLDER/held_out.jsonl, files such as a
 user brings (docs/data.md): columns prompt, answer, task, teachers.
@@ -25,18 +25,18 @@ STORIES = (
 
 
 def forward(start: int, more: int, less: int) -> str:
-    """Take the steps as the story has them."""
+    """Write a solution that takes the steps as the story has them."""
     return f"First {start} + {more} = {start + more}. Then {start + more} - {less} = {start + more - less}."
 
 
 def away_first(start: int, more: int, less: int) -> str:
-    """Subtract before adding."""
+    """Write a solution that subtracts before it adds."""
     left = start - less
     return f"Without the {less}: {start} - {less} = {left}. With the {more}: {left} + {more} = {left + more}."
 
 
 def change(start: int, more: int, less: int) -> str:
-    """Add up what changes, then apply it."""
+    """Write a solution that first says by how much the number changes."""
     if more > less:
         return f"The change is {more} - {less} = {more - less} up. So {start} + {more - less} = {start + more - less}."
     return f"The change is {less} - {more} = {less - more} down. So {start} - {less - more} = {start + more - less}."
@@ -53,7 +53,8 @@ def problem(rng: random.Random) -> tuple[int, int, int]:
 
 
 def row(numbers: tuple[int, int, int], rng: random.Random) -> dict[str, Any]:
-    """Tell a problem as one of the stories, with a trajectory of each teacher that ends in GSM8K's ``#### answer``."""
+    """Return a row of the data: a problem told as one of the stories, and each teacher's trajectory, which ends in
+    GSM8K's ``#### answer``."""
     start, more, less = numbers
     told = rng.choice(STORIES).format(
         name=rng.choice(NAMES), things=rng.choice(THINGS), start=start, more=more, less=less
@@ -70,7 +71,7 @@ def row(numbers: tuple[int, int, int], rng: random.Random) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write both files; no problem of one has the numbers of another, in either."""
+    """Write both files. No two problems have the same numbers."""
     (folder,) = map(Path, sys.argv[1:])
     rng = random.Random(0)
     numbers = list(dict.fromkeys(problem(rng) for _ in range(2 * (TRAIN + HELD_OUT))))[: TRAIN + HELD_OUT]
