@@ -273,6 +273,7 @@ def test_what_is_left_is_found_though_its_parent_is_gone(tmp_path: Path, request
     tree = request.getfixturevalue("tree")
     temporary.mkdir()
     (temporary / "oger-1").touch()
+    wait(lambda: tree.look() or len(tree.alive()) == 2, 60)  # while Linux loads a program, it bears no mark yet
     left = left_over(tree, before, temporary, tmp_path)
     kinds = [each.split()[0] for each in left if not each.startswith("/dev")]
     assert kinds == ["process", "process", "port", "temporary"]

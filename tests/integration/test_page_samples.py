@@ -52,6 +52,8 @@ STEPS = [
     {"text": "First, two. ", "reward": 0.2, "advantage": -0.8, "sources": {"prm": 0.1}},
     {"text": "Then four: 4", "reward": 0.7, "advantage": 0.5, "sources": {"prm": 0.9}},
 ]
+NAMES = ".detail .card h4 bdi"  # of the rows whose texts are shown
+WAIT_MS = 30_000  # on a busy machine
 UNGRADED = "not graded: the verifier took more than 10 s"
 # 12 rows in 4 groups; of these right 7 (2 teachers among them), wrong 4, failed 2, replaced 2, teacher 3, truncated 1.
 SAMPLES = {
@@ -135,7 +137,7 @@ def visit(chromium, pages):
     """Opens a page at a place; when the test ends, nothing may have been said on the console."""
     complaints: list[str] = []
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(5000)
+    context.set_default_timeout(WAIT_MS)
     tab = context.new_page()
     tab.on("console", lambda message: complaints.append(message.text))
     tab.on("pageerror", lambda error: complaints.append(str(error)))
@@ -154,16 +156,17 @@ def visit(chromium, pages):
 def expect(locator):
     from playwright.sync_api import expect  # late, as in the fixture chromium: without it all is skipped
 
+    expect.set_options(timeout=WAIT_MS)
     return expect(locator)
+
+
+def expect_texts(locator, shown: list[str]) -> None:
+    """Wait for them, since a page draws after a click has returned."""
+    expect(locator).to_have_text(shown, use_inner_text=True)
 
 
 def texts(locator) -> list[str]:
     return [text.strip() for text in locator.all_inner_texts()]
-
-
-def names(tab) -> list[str]:
-    """The rows whose texts are shown."""
-    return texts(tab.locator(".detail .card h4 bdi"))
 
 
 def press(tab, key: str) -> None:
@@ -201,10 +204,10 @@ def test_a_filter_counts_its_rows_and_hides_the_texts_of_others(visit):
     kinds = {kind: int(tab.locator(f".kind[data-kind={kind}] .count").inner_text()) for kind in
              ("right", "wrong", "failed", "replaced", "teacher", "truncated")}  # fmt: skip
     assert kinds == {"right": 7, "wrong": 4, "failed": 2, "replaced": 2, "teacher": 3, "truncated": 1}
-    assert names(tab) == ["Rollout 3", "Teacher gold", "Rollout 1", "Rollout 2", "Rollout 4"]
+    expect_texts(tab.locator(NAMES), ["Rollout 3", "Teacher gold", "Rollout 1", "Rollout 2", "Rollout 4"])
     tab.locator(".kind[data-kind=wrong]").click()
     expect(tab.locator(".detail .card")).to_have_count(2)
-    assert names(tab) == ["Rollout 1", "Rollout 4"]
+    expect_texts(tab.locator(NAMES), ["Rollout 1", "Rollout 4"])
     assert tab.locator(".numbers tr.dimmed").count() == 3
     tab.get_by_role("link", name="show all").click()
     expect(tab.locator(".detail .card")).to_have_count(5)
@@ -219,7 +222,7 @@ def test_a_click_shows_a_group_with_its_teacher_beside_the_rollout_that_made_roo
     expect(tab.locator(".detail h3").first).to_contain_text("three")
     pair = tab.locator(".exchange")
     assert pair.locator("h4").first.inner_text() == "Teacher gold took the place of Rollout 3"
-    assert texts(pair.locator(".card .written")) == ["It must be 7", "Three and three make 6"]
+    expect_texts(pair.locator(".card .written"), ["It must be 7", "Three and three make 6"])
     failed, judged = tab.locator("[data-row='0']"), tab.locator("[data-row='1']")
     assert UNGRADED in failed.inner_text()
     assert "judge failed: no reply within 60 s" in judged.inner_text() and "brief" in judged.inner_text()
@@ -250,18 +253,19 @@ def test_search_finds_and_marks_whatever_the_case(visit):
     tab.keyboard.press("/")
     tab.keyboard.type("MAKE")
     expect(tab.locator(".side [role=status]")).to_have_text("2 rows in 2 groups")
-    assert texts(tab.locator(".detail mark")) == ["make"] and names(tab) == ["Teacher gold"]
+    expect_texts(tab.locator(".detail mark"), ["make"])
+    expect_texts(tab.locator(NAMES), ["Teacher gold"])
     tab.locator(".toolbar input[type=search]").first.fill("(make.*")  # plain, no pattern
     expect(tab.locator(".side [role=status]")).to_have_text("Nothing found")
     tab.locator(".toolbar input[type=search]").first.fill("3 + 3")
     tab.get_by_label("in", exact=True).select_option("prompts")
     expect(tab.locator(".side [role=status]")).to_have_text("4 rows in 1 group")
-    assert texts(tab.locator(".detail mark")) == ["3 + 3"]
+    expect_texts(tab.locator(".detail mark"), ["3 + 3"])
 
 
 def test_a_hit_below_the_fold_is_shown(visit):
     tab = visit("known", "samples?q=NEEDLE")
-    assert texts(tab.locator(".detail mark")) == ["needle"]
+    expect_texts(tab.locator(".detail mark"), ["needle"])
     assert tab.locator(".written", has_text="needle").inner_text().startswith("… 18,700 characters above")
     shown = len(tab.locator(".detail .card .written").inner_text())
     tab.get_by_role("button", name="Show all 19,006 characters").click()
@@ -306,7 +310,7 @@ def test_a_prompt_is_followed_over_time_and_the_list_by_keys(visit):
 def test_steps_of_reasoning_have_scores_beside_them_or_colour_one_text(visit):
     tab = visit("known", "samples?at=4&uid=two")
     steps = tab.locator(".steps li")
-    assert texts(steps.locator(".written")) == ["First, two.", "Then four: 4"]
+    expect_texts(steps.locator(".written"), ["First, two.", "Then four: 4"])
     assert re.split(r"\s+", steps.nth(0).locator("dl").inner_text()) == [
         "prm", "0.1", "reward", "0.2", "advantage", "-0.8",
     ]  # fmt: skip
@@ -327,7 +331,8 @@ def test_steps_of_reasoning_have_scores_beside_them_or_colour_one_text(visit):
 def test_a_link_restores_the_view_and_back_returns(visit):
     place = "samples?show=wrong%2Ctruncated&sort=worst&at=1&uid=two&row=4"
     tab = visit("known", place)
-    assert count(tab) == "1 row in 1 group" and names(tab) == ["Rollout 4"]
+    assert count(tab) == "1 row in 1 group"
+    expect_texts(tab.locator(NAMES), ["Rollout 4"])
     assert tab.locator(".card.chosen").count() == 1
     assert tab.get_by_label("List", exact=True).input_value() == "worst"
     pressed = tab.locator(".kind[aria-pressed=true]")
@@ -354,12 +359,12 @@ def test_evaluations_tell_what_was_won_and_lost(visit):
     assert "1/2 → 0/2" in tab.locator(".entry:visible").inner_text()
     tab.locator(".kind[data-kind=lost]").click()
     tab.get_by_label("Order").select_option("gain")
-    gains = texts(tab.locator(".entry:visible .fraction"))
-    assert gains == ["0/2 → 2/2", "0/2 → 1/2", "1/2 → 2/2", "0/2 → 0/2", "2/2 → 2/2", "2/2 → 1/2", "1/2 → 0/2"]
+    gains = ["0/2 → 2/2", "0/2 → 1/2", "1/2 → 2/2", "0/2 → 0/2", "2/2 → 2/2", "2/2 → 1/2", "1/2 → 0/2"]
+    expect_texts(tab.locator(".entry:visible .fraction"), gains)
     tab.locator(".entry:visible").nth(1).click()
     before, after = (tab.locator(".half:visible").nth(each) for each in (0, 1))
-    assert texts(before.locator("h4")) == ["Before: step 0, 0 of 2 right"]
-    assert texts(after.locator(".written")) == ["p0 answer 0: good", "p0 answer 1: bad"]
+    expect_texts(before.locator("h4"), ["Before: step 0, 0 of 2 right"])
+    expect_texts(after.locator(".written"), ["p0 answer 0: good", "p0 answer 1: bad"])
 
 
 def test_runs_without_samples_or_evaluations_say_so(visit):
@@ -385,7 +390,7 @@ def test_a_prompt_stands_beside_that_of_another_run(visit):
     expect(tab.locator(".of-run")).to_have_count(2)
     assert "Other 4" in tab.locator(".of-run").nth(1).inner_text()
     tab.locator(".over-time .time").nth(1).click()
-    assert names(tab)[1] == "Rollout 2, begun by a teacher"
+    expect(tab.locator(NAMES).nth(1)).to_have_text("Rollout 2, begun by a teacher")
     tab.go_back()
     tab.locator(".entry").nth(1).click()
     expect(tab.locator(".of-run").nth(1)).to_contain_text("no sample of the prompt at step 1. It has none of this")
