@@ -162,7 +162,7 @@ rare() { # the keys of a second source, which pays right rollouts for a class th
 }
 
 make_prm() { # for block E, of rollouts that arithmetic labels: seed 4 evaluates what seeds 0 to 3 teach
-    local regime seed folder rule='--oger.reward.sources=[{"name":"rule","kind":"verifier"}]' recipe
+    local regime seed folder rule='--oger.reward.sources=[{"name":"rule","kind":"verifier"}]' recipe made
     for regime in fair_steps_beyond_reach fair_steps_within_reach; do
         recipe="configs/study/$regime.yaml"
         for seed in 0 1 2 3 4; do
@@ -172,16 +172,17 @@ make_prm() { # for block E, of rollouts that arithmetic labels: seed 4 evaluates
                 --algo.advantage.estimator rloo "$rule" --no-oger.val_after_train --eval.steps -1
             cat "$folder"/samples/*.jsonl >"$folder.rollouts.jsonl"
             "$python" -m oger_recipe.cli.main prm label --by countdown --recipe "$recipe" \
-                --responses "$folder.rollouts.jsonl" --out "$folder.labels.jsonl" "$rule"
+                --responses "$folder.rollouts.jsonl" --out "$folder.labels.jsonl"
         done
     done
-    "$python" -m oger_recipe.cli.train --recipe configs/study/fair_steps_beyond_reach.yaml --oger.run_dir "$STUDY_DIR/prm/base" \
-        --overwrite "${prm_base[@]}" --oger.total_training_steps 0 --ckpt.save_hf "$rule"
-    "$python" -m oger_recipe.cli.main prm train --model "$STUDY_DIR/prm/base/model" --format trl --out "$STUDY_DIR/prm/model" \
+    [[ -d $STUDY_DIR/prm/base/model ]] || "$python" -m oger_recipe.cli.train --recipe configs/study/fair_steps_beyond_reach.yaml \
+        --oger.run_dir "$STUDY_DIR/prm/base" --overwrite "${prm_base[@]}" --oger.total_training_steps 0 --ckpt.save_hf "$rule"
+    [[ -d $prm ]] || "$python" -m oger_recipe.cli.main prm train --model "$STUDY_DIR/prm/base/model" --format trl --out "$prm" \
         --data "$STUDY_DIR"/prm/*/[0-3].labels.jsonl "${prm_training[@]}"
     for regime in fair_steps_beyond_reach fair_steps_within_reach; do
-        "$python" -m oger_recipe.cli.main prm eval --prm "{model: $prm, format: trl, place: in_process}" \
-            --data "$STUDY_DIR/prm/$regime/4.labels.jsonl" --out "$STUDY_DIR/prm/$regime.json"
+        made="$STUDY_DIR/prm/$regime.json"
+        [[ -f $made ]] || "$python" -m oger_recipe.cli.main prm eval --prm "{model: $prm, format: trl, place: in_process}" \
+            --data "$STUDY_DIR/prm/$regime/4.labels.jsonl" --out "$made"
     done
 }
 
@@ -240,7 +241,7 @@ for seed in $SEEDS; do
         done
     done
 done
-[[ $study != fair || -d "$prm" ]] || make_prm
+[[ $study != fair ]] || make_prm
 [[ $study != text || -d "$STUDY_DIR/data" ]] || "$python" -m oger_recipe.lab.word_problems "$STUDY_DIR/data"
 made=0 left=${#planned[@]}
 for each in "${planned[@]}"; do

@@ -223,7 +223,7 @@ def _eval(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list
     solutions, shapes = _labelled(args)
     tuned = tuning_rows(solutions, args.tune, settings["train.seed"])
     print(f"{_read(shapes, len(solutions))}\n{spec.name}: {len(solutions)} solutions ...", flush=True)
-    found = scored(spec, entry, solutions, settings)
+    found = scored(spec, solutions, settings)
     figures = result(found, args.threshold, tuned)
     print(f"\n{report(found, figures)}")
     if args.out is not None:

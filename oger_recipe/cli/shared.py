@@ -94,7 +94,8 @@ def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse
             meant = f"; did you mean '{near[0]}'?" if near else ""
             raise RecipeError(f"unknown flag '{name}'{meant} ({command.prog} --help shows all)")
     parser = build_parser(cpu=is_without_cuda())
-    settings = settings_of(parser, flags, find_recipe(recipe) if recipe else None)
+    # A command trains the judges that it asks.
+    settings = settings_of(parser, flags, find_recipe(recipe) if recipe else None, train_judges=False)
     remote_code.allow(settings)
     if problems := list(grading_problems(settings)):
         raise RecipeError("\n  - ".join(["answers cannot be graded by these settings:", *problems]))

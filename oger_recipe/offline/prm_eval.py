@@ -18,7 +18,6 @@ from oger_recipe.evaluation.prm_metrics import best_threshold, first_error, reli
 from oger_recipe.evaluation.tables import aligned
 from oger_recipe.grading.verdict import Graded, Verdict
 from oger_recipe.offline.shared import Metered, Settings, asking, spec_of
-from oger_recipe.rewards.kinds.entries import models_of
 from oger_recipe.rewards.sources import Group
 from oger_recipe.rewards.spec import SourceSpec
 
@@ -89,12 +88,12 @@ def gives_rewards(spec: SourceSpec) -> bool:
     return spec.keys.gives_rewards
 
 
-def scored(spec: SourceSpec, entry: Mapping[str, Any], solutions: Sequence[Solution], value: Settings) -> Scored:
+def scored(spec: SourceSpec, solutions: Sequence[Solution], value: Settings) -> Scored:
     """Ask the PRM about all solutions at once. Raises RecipeError for a model that cannot be loaded."""
-    models = models_of([entry])
-    require_loadable(value, (each for name, keys in models for each in loaded_for(where_named(name), keys)))
+    models = spec.keys.models
+    require_loadable(value, (each for keys in models for each in loaded_for(where_named(spec.name), keys)))
     meters: list[Metered] = []
-    with asking(value, [keys for _, keys in models_of([entry])], meters) as surroundings:
+    with asking(value, models, meters) as surroundings:
         source = _plain(spec).source(surroundings)
         said = source.score([_group(each) for each in solutions], torch.ones(len(solutions), 1, dtype=torch.bool))
     errors = {row: why for (row, _), why in said.errors.items()}

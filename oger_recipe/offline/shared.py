@@ -16,6 +16,7 @@ from oger_recipe.base.remote_code import policy_models
 from oger_recipe.checks.settings import models_of_run, out_of_range, require_loadable
 from oger_recipe.data.responses import Response, read_responses
 from oger_recipe.data.rows import Row
+from oger_recipe.lab.built_in_models import PRMS
 from oger_recipe.models.keys import ModelKeys
 from oger_recipe.models.tokens import load_tokenizer, plain_tokens
 from oger_recipe.rewards.kinds.entries import entry_problems, sources_of
@@ -49,8 +50,9 @@ def checked(value: Settings) -> Settings:
         problems.append("no rows: give --rows FILE, or set data.prompt_dataset")
     if problems:
         raise RecipeError("\n  - ".join(["the rewards of this recipe cannot be computed:", *problems]))
+    # Neither the policy, which few commands load, nor PRMs that are still to be trained.
     policy = {*policy_models(value)}
-    require_loadable(value, (each for each in models_of_run(value) if each not in policy))
+    require_loadable(value, (each for each in models_of_run(value) if each not in policy and each.model not in PRMS))
     return {**value, EVAL: value[EVAL] or value[DATA]}
 
 

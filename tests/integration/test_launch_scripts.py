@@ -635,7 +635,12 @@ def test_a_study_of_a_fair_prm_makes_it_once_and_evaluates_it_on_rollouts_that_i
     assert len(trained) == 4 and all(f'"model":"{folder}/prm/model"' in each for each in trained)
     weights = [re.findall(r'"weight":(\d)', each) for each in trained]
     assert weights == [["1", "1"], ["0", "1"]] * 2
+    # What is there is not made again: of a PRM that is trained, the figures.
     (folder / "prm" / "model").mkdir()
+    code, output = sweep.script("study.sh", "fair", **chosen)
+    assert code == 0 and {call[2] for call in sweep.calls() if call[:2] == ["oger_recipe.cli.main", "prm"]} == {"eval"}
+    for regime in regimes:
+        (folder / "prm" / f"{regime}.json").touch()
     code, output = sweep.script("study.sh", "fair", **chosen)
     assert code == 0 and not [call for call in sweep.calls() if call[:2] == ["oger_recipe.cli.main", "prm"]]
 

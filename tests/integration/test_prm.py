@@ -190,6 +190,25 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"model": str(save_prm(tmp_path / "known", tag="\n", head=True)), "format": "trl"}
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_prm_of_the_built_in_task_is_asked_by_its_name(
+    known: Any, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an entry, and as a source of a recipe; what its name stands for is a folder that is made once."""
+    folder = known["model"]
+    monkeypatch.setattr("oger_recipe.lab.built_in_models.folder_of", lambda name, *_, **how: (
+        folder if how.get("train", True) else name
+    ))  # fmt: skip
+    (tmp_path / "data.json").write_text(json.dumps([row("math-1", ["a", "~b", "c"], 1)]))
+    entry = known | {"name": "prm", "kind": "process", "model": "countdown-prm", "place": "in_process"}
+    if is_named:
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump({"oger": {"reward": {"sources": [entry]}}}))
+    asked = ["--recipe", "own.yaml", "--source", "prm"] if is_named else ["--prm", yaml.safe_dump(entry)]
+    prm.main(["eval", *asked, "--data", "data.json", "--out", "out.json", "--oger.reward.cache="])
+    (case,) = json.loads((tmp_path / "out.json").read_text())["cases"]
+    assert [each > 0.5 for each in case["scores"]] == [True, False, False]
+
+
 def row(name: str, steps: list[str], label: int, generator: str = "g") -> dict[str, Any]:
     return {"id": name, "problem": f"question of {name}", "steps": steps, "label": label, "generator": generator}
 
@@ -363,6 +382,10 @@ def test_countdown_has_exact_labels(
     write_jsonl([{"uid": "c", "text": text}, {"uid": "c", "text": " "}], tmp_path / "responses.jsonl")
     flags = ["label", "--recipe", "grpo_cpu", "--rows", "rows.jsonl", "--responses", "responses.jsonl"]
     flags += ["--model", str(policy_folder), "--by", "countdown", "--oger.steps.delimiters", ", "]
+    # A PRM of the recipe is not asked, so it is not trained either.
+    monkeypatch.setattr("oger_recipe.lab.countdown_prm.save_base", lambda folder: pytest.fail("a PRM is trained"))
+    source = {"name": "prm", "kind": "process", "model": "countdown-prm", "place": "in_process", "format": "trl"}
+    flags += [f"--oger.reward.sources={json.dumps([source])}", "--oger.task.cache", str(tmp_path / "cache")]
     prm.main([*flags, "--out", "labels.jsonl"])
     assert "1 responses, 3 steps: 2 good, 1 bad\nlabels: labels.jsonl" in capsys.readouterr().out
     ((solution,), shapes) = read_labelled_steps(["labels.jsonl"])
