@@ -130,11 +130,10 @@ def _has_filler(expression: Expression) -> bool:
 
 
 def _too_few(found: int, count: int, split: Split, difficulty: Difficulty) -> str:
-    share = " or held_out_share" if split == "held_out" else ""
     lower = ", lower min_solutions" if difficulty.min_solutions > 1 else ""
     return (
         f"found only {found} of {count} {split} Countdown problems with {difficulty}: "
-        f"raise max_number first, then max_target{share}{lower}, or ask for fewer"
+        f"raise max_number first, then max_target{lower}, or ask for fewer"
     )
 
 
