@@ -85,7 +85,10 @@ prm=countdown-prm
 arm_flags() {
     local alone="--oger.max_replace_num 0" clipped="--no-oger.loss_remove_clip"
     local grpo="$alone --oger.bonus_weight 0"
-    local teachers="--oger.replace_mode random --oger.advantage_baseline group"
+    local teachers="--oger.replace_mode random --oger.advantage_baseline group" bonus=""
+    if [[ $study == solutions || $study == text ]]; then # all arms are clipped there: block A shows what it does
+        teachers+=" $clipped" bonus="$clipped"
+    fi
     # As many trajectories as 40 steps let in.
     local sft="--oger.sft.epochs 1 --oger.sft.max_samples 1280 --oger.sft.batch_size 8 --oger.sft.micro_batch_size 8"
     case "$1" in
@@ -124,9 +127,9 @@ arm_flags() {
     maxrl) echo "$grpo $clipped --algo.advantage.estimator max_rl" ;;
     uniqueness) echo "$alone $clipped $(rare '"weight":0.25')" ;; # configs/uniqueness.yaml
     darling) echo "$alone $clipped $(rare '"form":"distinct","combine":"mul"')" ;;
-    oger_rank) echo "--oger.similarity_shaping group_rank --oger.last_token_enp_reward none" ;;
+    oger_rank) echo "$bonus --oger.similarity_shaping group_rank --oger.last_token_enp_reward none" ;;
     paper) echo "--oger.advantage_baseline group" ;;
-    oger) echo "" ;;
+    oger) echo "$bonus" ;;
     no_bonus) echo "--oger.bonus_weight 0" ;;
     no_entropy) echo "--oger.last_token_enp_reward none" ;;
     one_teacher) echo "--oger.teacher_sources forward" ;;

@@ -80,7 +80,7 @@ COMPARED = {
         *((_STEPS, 1, f"{estimator}_outcome", f"{estimator}_rule") for estimator in ("appo", "tppo")),
     ],
 }  # fmt: skip
-_VARIANTS: dict[str, Line] = {"_clip": "--", "_low": ":"}  # of an arm with teachers, which has its colour and marker
+_VARIANTS: dict[str, Line] = {"": "-", "_clip": "--", "_low": ":"}  # of an arm with teachers: one colour and marker
 _LAST, _DRAWS = 2, 4000  # evaluations that count, and draws of a bootstrap
 
 
@@ -254,9 +254,10 @@ def draw(records: list[Record], path: Path) -> None:
 
 def _looks(drawn: Collection[str]) -> dict[str, Style]:
     """Return colour, marker and line of every arm that is drawn. A variant differs from its arm in the line alone."""
-    based = {f"{base}{end}": (base, line) for base in ("luffy", "oger") for end, line in _VARIANTS.items()}
-    looks = styles(arm for arm in ARMS if arm in drawn and arm not in (*based, "start")) | {"start": START}
-    return looks | {arm: replace(looks[base], line=line) for arm, (base, line) in based.items() if arm in drawn}
+    variants = {f"{base}{end}": (base, line) for base in ("luffy", "oger") for end, line in _VARIANTS.items()}
+    bases = [arm for arm in ARMS if arm in drawn and variants.get(arm, (arm,))[0] == arm and arm != "start"]
+    looks = styles(bases) | {"start": START}
+    return looks | {arm: replace(looks[base], line=line) for arm, (base, line) in variants.items() if arm in drawn}
 
 
 def _draw_while_training(panel: Axes, by_arm: Mapping[str, Mapping[int, Record]], looks: Mapping[str, Style]) -> None:

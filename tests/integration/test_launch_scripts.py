@@ -600,6 +600,7 @@ def test_a_study_of_solutions_runs_every_arm_that_its_table_knows(sweep: Sweep) 
     assert {arm for arm in flags if "teacher_solutions same" in flags[arm]} == {"luffy_same"}
     rare = {"uniqueness", "darling", "luffy_uniqueness", "luffy_darling"}
     assert {arm for arm in flags if '"kind":"uniqueness"' in flags[arm]} == rare
+    assert {arm for arm in flags if "--no-oger.loss_remove_clip" not in flags[arm]} == {"start"}
 
 
 def test_a_study_on_text_starts_every_arm_from_one_policy_and_its_own_data(sweep: Sweep) -> None:
@@ -612,6 +613,7 @@ def test_a_study_on_text_starts_every_arm_from_one_policy_and_its_own_data(sweep
     policy = folder / "word_problems" / "start" / "40" / "supervised_model"
     assert len(others) == 8 and all(f"--actor.model_name_or_path {policy}" in each for each in others)
     assert not [each for each in others if "--oger.sft" in each]
+    assert all("--no-oger.loss_remove_clip" in each for each in others)
     data = f"--data.prompt_dataset {folder}/data/train.jsonl --eval.dataset {folder}/data/held_out.jsonl"
     assert all(data in each for each in (start, *others))
     assert sum("--oger.teacher_sources forward" in each for each in others) == 2  # one teacher
