@@ -7,8 +7,8 @@
 #   scripts/study.sh solutions    problems with several solutions: block B
 #   scripts/study.sh fair         rewards for steps by a PRM that knows the policy's own: block E
 #   scripts/study.sh text         word problems for a language model: block C. BASE names it or its folder
-# Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/ has results.jsonl,
-# results_steps.jsonl and results_rivals.jsonl, the runs so far). Writes study.md and study.png there.
+# Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/ has the runs so far:
+# results.jsonl, and results_steps, results_rivals and results_solutions). Writes study.md and study.png there.
 # A run takes 2 to 15 minutes of one core; several processes with other SEEDS or REGIMES may share a STUDY_DIR, each
 # with its share of the cores (OMP_NUM_THREADS).
 # A run that fails is a line of results.jsonl, too, with its exit status, and the others go on.
