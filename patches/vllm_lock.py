@@ -1,4 +1,4 @@
-"""An engine of one process has a lock between threads, which leaves nothing behind.
+"""vLLM's engines of one process use a lock between threads, not a semaphore that a killed engine leaves behind.
 
 Upstream: vllm.v1.executor.uniproc_executor.UniProcExecutor._init_executor, which makes a lock between processes.
 Why: that is a named semaphore in /dev/shm, which stays there if the engine is killed while it starts. The lock is for
@@ -14,7 +14,7 @@ SOURCE_SHA256 = "7bdb84b8222a897e8a80a12e369dc2e6afc9343a9795fc12d33e2fa33b85865
 
 
 def apply() -> None:
-    """Make the executors of this process take a lock between threads."""
+    """Make engines that start in this process use a lock between threads."""
     from vllm.v1.executor import uniproc_executor
 
     upstream = uniproc_executor.UniProcExecutor._init_executor

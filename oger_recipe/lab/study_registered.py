@@ -92,8 +92,11 @@ def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
 def counted(
     folder: Path, regime: str, arm: str, seed: int, name: str, count: Callable[[list[Record]], list[Any]]
 ) -> Record:
-    """Return a run's line of results with one more entry, ``name``: step -> what ``count`` makes of the answers of the
-    evaluation after that step, a value for every problem. ``samples`` is how often each problem was answered."""
+    """Return a run's line of results, with what its evaluations counted.
+
+    The entry ``name`` has, for each evaluation's step, what ``count`` returns for its answers: a value for every
+    problem. The entry ``samples`` is how often each problem was answered.
+    """
     line = arms.record(folder, regime, arm, seed, CURVES)
     del line["held_out"]
     answers = {int(path.stem[5:]): read_jsonl(path) for path in sorted((folder / "eval").glob("step_*.jsonl"))}
@@ -253,7 +256,10 @@ def draw(records: list[Record], path: Path) -> None:
 
 
 def _looks(drawn: Collection[str]) -> dict[str, Style]:
-    """Return colour, marker and line of every arm that is drawn. A variant differs from its arm in the line alone."""
+    """Return colour, marker and line of every arm that is drawn.
+
+    LUFFY and OGER with clipping, or at a lower rate, differ from LUFFY and OGER in the line alone.
+    """
     variants = {f"{base}{end}": (base, line) for base in ("luffy", "oger") for end, line in _VARIANTS.items()}
     bases = [arm for arm in ARMS if arm in drawn and variants.get(arm, (arm,))[0] == arm and arm != "start"]
     looks = styles(bases) | {"start": START}

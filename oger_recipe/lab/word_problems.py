@@ -36,7 +36,7 @@ def away_first(start: int, more: int, less: int) -> str:
 
 
 def change(start: int, more: int, less: int) -> str:
-    """Write a solution that first says by how much the number changes."""
+    """Write a solution that first joins what is added and what is taken away into one change."""
     if more > less:
         return f"The change is {more} - {less} = {more - less} up. So {start} + {more - less} = {start + more - less}."
     return f"The change is {less} - {more} = {less - more} down. So {start} - {less - more} = {start + more - less}."
@@ -71,7 +71,7 @@ def row(numbers: tuple[int, int, int], rng: random.Random) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write both files. No two problems have the same numbers."""
+    """Write the files to train on and to evaluate on. No two problems have the same numbers."""
     (folder,) = map(Path, sys.argv[1:])
     rng = random.Random(0)
     numbers = list(dict.fromkeys(problem(rng) for _ in range(2 * (TRAIN + HELD_OUT))))[: TRAIN + HELD_OUT]
