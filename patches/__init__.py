@@ -2,7 +2,8 @@
 
 One upstream symbol per file. Every file names the symbol, why it must differ and the source it was written for
 (a hash; see guard.py), and has one ``apply()``. Where CUDA is available they do nothing, but for the ones that refuse
-models' own code, bind torch's stores, add a field to experiences and skip updates; once in a process is enough.
+models' own code, bind torch's stores, add a field to experiences, skip updates and save a tied head once; once in a
+process is enough.
 """
 
 import functools
@@ -56,10 +57,11 @@ def apply_training_patches() -> None:
 def apply_model_patches() -> None:
     """Do the same for a process that holds a model to train."""
     apply_training_patches()
-    from oger_recipe.patches import deepspeed_fused_overflow, deepspeed_zero3_overflow
+    from oger_recipe.patches import deepspeed_fused_overflow, deepspeed_tied_copies, deepspeed_zero3_overflow
 
     deepspeed_fused_overflow.apply()
     deepspeed_zero3_overflow.apply()
+    deepspeed_tied_copies.apply()
     if is_without_cuda():
         from oger_recipe.patches import torch_cpu_products
 

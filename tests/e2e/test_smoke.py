@@ -177,12 +177,15 @@ def test_curves_trackers_and_logs_are_there(smoke_run):
 
 
 def test_model_and_checkpoint_are_in_hugging_face_format(smoke_run):
+    from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     trained = {}
     for folder in (smoke_run / "model", smoke_run / "checkpoints" / "global_step4_hf"):
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert AutoTokenizer.from_pretrained(folder).chat_template
+        weights = load_file(folder / "model.safetensors").values()
+        assert sum(weight.numel() for weight in weights) == model.num_parameters()  # its head is tied
         trained[folder] = torch.cat([parameter.flatten() for parameter in model.parameters()])
     final, checkpoint = trained.values()
     assert torch.equal(final, checkpoint)

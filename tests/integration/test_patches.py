@@ -39,6 +39,7 @@ SYMBOLS = {
     "deepspeed_fused_overflow": "deepspeed.runtime.fp16.fused_optimizer:FP16_Optimizer.step",
     "deepspeed_gathers": "deepspeed.runtime.zero.partition_parameters:Init._allgather_params_coalesced",
     "deepspeed_shm_comm": "deepspeed.comm.torch:build_shm_op",
+    "deepspeed_tied_copies": "deepspeed.checkpoint.utils:clone_tensors_for_torch_save",
     "deepspeed_torch_adam": "openrlhf.utils.deepspeed.deepspeed_utils:get_train_ds_config",
     "deepspeed_zero3_overflow": "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3",
     "experience_fields": "openrlhf.trainer.ppo_utils.experience:Experience",
@@ -59,7 +60,8 @@ SYMBOLS = {
 }
 # For every machine.
 WITH_CUDA = (
-    "experience_fields", "transformers_remote_code", "deepspeed_fused_overflow", "deepspeed_zero3_overflow",
+    "experience_fields", "transformers_remote_code", "deepspeed_fused_overflow", "deepspeed_tied_copies",
+    "deepspeed_zero3_overflow",
 )  # fmt: skip
 CUDA_CALLS: dict[str, tuple[int, ...]] = {
     "current_device": (),
@@ -89,8 +91,9 @@ def training_process() -> dict[str, Any]:
     facts["upstream_buffer"] = _outcome(_buffer_device)
     refusing = ("deepspeed_shm_comm", "deepspeed_torch_adam", "replay_buffer_device", "weight_sync_gloo")
     refusing += ("torch_store_address", "experience_fields", "deepspeed_gathers")
-    refusing += ("deepspeed_fused_overflow", "deepspeed_zero3_overflow")
+    refusing += ("deepspeed_fused_overflow", "deepspeed_tied_copies", "deepspeed_zero3_overflow")
     facts["upstream_fused"] = _outcome(_fused_step)
+    facts["upstream_saved"] = _outcome(_saved_weights)
     facts["upstream_steps"] = _outcome(_steps_of_an_experience)
     facts["refusals"] = {name: _refusal(name) for name in refusing}
     facts["matches"] = {name: _matches(name) for name in refusing}
@@ -112,6 +115,7 @@ def training_process() -> dict[str, Any]:
             "buffer": _outcome(_buffer_device),
             "steps": _outcome(_steps_of_an_experience),
             "fused": _outcome(_fused_step),
+            "saved": _outcome(_saved_weights),
             "weight_group": _name_of("openrlhf.utils.distributed_util:stateless_init_process_group"),
             "cuda_is_available": torch.cuda.is_available(),
         }
@@ -490,6 +494,28 @@ def _fused_step() -> str:
     return str(found)
 
 
+def _saved_weights() -> str:
+    """How many numbers a model with a tied head is saved with, copied as by OpenRLHF, and whether it is read whole."""
+    from deepspeed.checkpoint.utils import clone_tensors_for_torch_save
+    from safetensors.torch import load_file
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=16, num_hidden_layers=1, tie_word_embeddings=True, **sizes))
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, state_dict=clone_tensors_for_torch_save(model.state_dict()))
+        saved = load_file(f"{folder}/model.safetensors")
+        read = Qwen3ForCausalLM.from_pretrained(folder).state_dict()
+    same = all(torch.equal(read[name], value) for name, value in model.state_dict().items())
+    return f"{sum(value.numel() for value in saved.values())} of {sum(p.numel() for p in model.parameters())}, {same}"
+
+
 def _refusal(name: str) -> str:
     """What apply() says to an installed source other than the one it was written for; the symbol must stay."""
     patch, upstream = _patch(name), _symbol(SYMBOLS[name])
@@ -765,6 +791,13 @@ def test_products_of_bfloat16_are_those_of_float32_rounded_and_others_are_as_the
 def test_an_update_without_zero_that_counts_as_skipped_is_skipped(training):
     assert training["upstream_fused"] == "[(-inf, True), (-inf, False)]"
     assert training["once"]["fused"] == "[(1.0, True), (0.5, False)]"
+
+
+def test_a_tied_head_is_saved_once(training):
+    """An embedding of 16 tokens x 8 is 128 numbers; a layer has 4 projections of 8 x 8, 3 of the MLP, and norms:
+    8 before attention, 8 + 8 of queries and keys, 8 before the MLP, 8 at the end. 128 + 448 + 40 = 616."""
+    assert training["upstream_saved"] == "744 of 616, True"
+    assert training["once"]["saved"] == "616 of 616, True"
 
 
 def test_every_hash_is_that_of_the_installed_source(training, engine):
