@@ -1,4 +1,4 @@
-"""A tied head is saved once.
+"""A saved model has an output head that is tied to its embedding once, not twice.
 
 Upstream: deepspeed.checkpoint.utils.clone_tensors_for_torch_save, by which OpenRLHF copies the weights that it saves.
 Why: it copies a head and the embedding that it is tied to apart, so the saved model has both: SmolLM2-135M has 57 of
@@ -18,7 +18,7 @@ SOURCE_SHA256 = "5632976bfc09f49dd4e2a721876163792f2c4642e0bb166323d69f673d841bd
 
 @functools.cache
 def apply() -> None:
-    """Make a dict's copy in this process have one tensor wherever the dict has the same one."""
+    """Make DeepSpeed's copies of weights in this process keep tied tensors tied."""
     from deepspeed.checkpoint import utils
 
     upstream = utils.clone_tensors_for_torch_save
