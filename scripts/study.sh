@@ -5,10 +5,11 @@
 #   scripts/study.sh steps        the arms of rewards for steps, in regimes of their own
 #   scripts/study.sh rivals       what may do as well as teachers: block A of docs/study/registered.md
 #   scripts/study.sh solutions    problems with several solutions: block B
+#   scripts/study.sh confirm      the best of its arms, for longer and with two policies
 #   scripts/study.sh fair         rewards for steps by a PRM that knows the policy's own: block E
 #   scripts/study.sh text         word problems for a language model: block C. BASE names it or its folder
 # Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/ has the runs so far:
-# results.jsonl, and results_steps, results_rivals and results_solutions). Writes study.md and study.png there.
+# results.jsonl, and the files that are named after the others). Writes study.md and study.png there.
 # A run takes 2 to 15 minutes of one core; several processes with other SEEDS or REGIMES may share a STUDY_DIR, each
 # with its share of the cores (OMP_NUM_THREADS).
 # A run that fails is a line of results.jsonl, too, with its exit status, and the others go on.
@@ -43,6 +44,14 @@ solutions)
     REGIMES="${REGIMES:-many_solutions}"
     ARMS="${ARMS:-grpo grpo_low grpo_kl maxrl uniqueness darling luffy_same luffy oger oger_rank}"
     ;;
+confirm)
+    SEEDS="${SEEDS:-30 31 32 33 34 35 36 37 38 39}" start_seed=30
+    STUDY_DIR="${STUDY_DIR:-runs/study_confirm}"
+    report=oger_recipe.lab.study_solutions
+    REGIMES="${REGIMES:-many_solutions many_solutions_other}"
+    ARMS="${ARMS:-grpo_low luffy luffy_low}"
+    longer="--oger.total_training_steps 100 --eval.steps 20"
+    ;;
 text)
     SEEDS="${SEEDS:-40 41 42 43}" start_seed=40
     STUDY_DIR="${STUDY_DIR:-runs/study_text}"
@@ -71,7 +80,7 @@ steps)
         min_outcome_exact ahead_outcome_exact sum_exact ahead_outcome_bad sum_bad}"
     ;;
 *)
-    echo "study: $study is none of parts, steps, rivals, solutions, text and fair" >&2
+    echo "study: $study is none of parts, steps, rivals, solutions, confirm, text and fair" >&2
     exit 2
     ;;
 esac
@@ -86,14 +95,14 @@ arm_flags() {
     local alone="--oger.max_replace_num 0" clipped="--no-oger.loss_remove_clip"
     local grpo="$alone --oger.bonus_weight 0"
     local teachers="--oger.replace_mode random --oger.advantage_baseline group" bonus=""
-    if [[ $study == solutions || $study == text ]]; then # all arms are clipped there: block A shows what it does
+    if [[ $study == solutions || $study == confirm || $study == text ]]; then # all arms are clipped: block A shows why
         teachers+=" $clipped" bonus="$clipped"
     fi
     # As many trajectories as 40 steps let in.
     local sft="--oger.sft.epochs 1 --oger.sft.max_samples 1280 --oger.sft.batch_size 8 --oger.sft.micro_batch_size 8"
     case "$1" in
     start) # the policy that all arms start from
-        [[ $study != text ]] || grpo+=" --actor.model_name_or_path $BASE --oger.sft.epochs 1 --oger.sft.max_samples 1000 \
+        [[ $study != text ]] || grpo+=" --actor.model_name_or_path $BASE --oger.sft.epochs 1 --oger.sft.max_samples 2000 \
             --oger.sft.lr 1e-4 --oger.sft.batch_size 16 --oger.sft.micro_batch_size 16"
         echo "$grpo --oger.total_training_steps 0"
         ;;
@@ -122,8 +131,6 @@ arm_flags() {
     oger_low) echo "$clipped --actor.adam.lr 1e-4" ;;
     luffy_one) echo "--oger.bonus_weight 0 $teachers --oger.teacher_sources forward" ;;
     luffy_same) echo "--oger.bonus_weight 0 $teachers --oger.task.teacher_solutions same" ;;
-    luffy_uniqueness) echo "$teachers $(rare '"weight":0.25')" ;;
-    luffy_darling) echo "$teachers $(rare '"form":"distinct","combine":"mul"')" ;;
     maxrl) echo "$grpo $clipped --algo.advantage.estimator max_rl" ;;
     uniqueness) echo "$alone $clipped $(rare '"weight":0.25')" ;; # configs/uniqueness.yaml
     darling) echo "$alone $clipped $(rare '"form":"distinct","combine":"mul"')" ;;
@@ -219,6 +226,7 @@ run_arm() { # regime arm seed
         flags="--data.prompt_dataset $STUDY_DIR/data/train.jsonl --eval.dataset $STUDY_DIR/data/held_out.jsonl $flags"
         [[ $2 == start ]] || flags+=" --actor.model_name_or_path $STUDY_DIR/$1/start/$start_seed/supervised_model"
     fi
+    [[ $study != confirm || $2 == start ]] || flags="$longer $flags"
     echo "study: $1, $2, seed $3"
     # With --overwrite a run that was interrupted begins anew, once it is clear that it can.
     # shellcheck disable=SC2086 # several flags

@@ -29,19 +29,18 @@ ARMS = {
     "darling": "GRPO, DARLING",
     "luffy_same": "LUFFY, teachers with one solution",
     "luffy": "LUFFY, teachers with different ones",
-    "luffy_uniqueness": "LUFFY, different ones, uniqueness",
-    "luffy_darling": "LUFFY, different ones, DARLING",
+    "luffy_low": "LUFFY, different ones, a third of the rate",
     "oger": "OGER (oger.yaml), different ones",
     "oger_rank": "OGER by rank, different ones",
 }
 REGIMES = {"many_solutions": "first policy", "many_solutions_other": "second policy"}
 OF_ARMS = styles(arm for arm in ARMS if arm != "start") | {"start": START}
-# Each is held against an arm that differs in one thing; what block B tests is registered.
-AGAINST = {
-    "grpo_low": "grpo", "grpo_kl": "grpo", "maxrl": "grpo", "uniqueness": "grpo", "darling": "grpo",
-    "luffy_same": "grpo", "luffy": "luffy_same", "luffy_uniqueness": "luffy", "luffy_darling": "luffy",
-    "oger": "luffy", "oger_rank": "luffy",
-}  # fmt: skip
+# Each is held against an arm that differs in one thing, or against the best GRPO of the screen (registered.md).
+AGAINST = (
+    ("grpo_low", "grpo"), ("grpo_kl", "grpo"), ("maxrl", "grpo"), ("uniqueness", "grpo"), ("darling", "grpo"),
+    ("luffy_same", "grpo"), ("luffy", "luffy_same"), ("oger", "luffy"), ("oger_rank", "luffy"),
+    ("luffy", "grpo_low"), ("luffy_low", "grpo_low"),
+)  # fmt: skip
 
 
 def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
@@ -145,7 +144,7 @@ def compared(records: list[Record]) -> str:
 
     rows, p_values = [], []
     of_regimes = [runs_by_arm(records, regime) for regime in by_regime(records, REGIMES)]
-    for arm, other in AGAINST.items():
+    for arm, other in AGAINST:
         found = [differences(runs[arm], runs[other], runs["start"]) for runs in of_regimes]
         values = [each for each in found if len(each)]
         if sum(map(len, values)) < 2:
