@@ -50,7 +50,7 @@ confirm)
     report=oger_recipe.lab.study_solutions
     REGIMES="${REGIMES:-many_solutions many_solutions_other}"
     ARMS="${ARMS:-grpo_low luffy luffy_low}"
-    longer="--oger.total_training_steps 100 --eval.steps 20"
+    longer="--oger.total_training_steps 100 --train.num_episodes 2 --eval.steps 20" # 60 steps see every problem once
     ;;
 text)
     SEEDS="${SEEDS:-40 41 42 43}" start_seed=40
