@@ -33,7 +33,7 @@ ARMS = {
     "grpo": "GRPO",
     "luffy": "LUFFY (teacher in the group, no bonus)",
     "paper": "OGER as in the paper (oger_paper.yaml)",
-    "oger": "OGER (oger.yaml)",
+    "oger": "OGER",
     "no_bonus": "OGER without the bonus",
     "no_entropy": "OGER without the entropy weight",
     "one_teacher": "OGER with one teacher",

@@ -36,7 +36,7 @@ ARMS = {
     "luffy_one": "LUFFY, one teacher",
     "luffy_clip": "LUFFY, clipped",
     "luffy_low": "LUFFY, clipped, a third of the rate",
-    "oger": "OGER (oger.yaml)",
+    "oger": "OGER",
     "oger_clip": "OGER, clipped",
     "oger_low": "OGER, clipped, a third of the rate",
     "chord": "CHORD",

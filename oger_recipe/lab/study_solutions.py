@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.lab.arms import START, Record, by_regime, name_arms, run, runs_by_arm
+from oger_recipe.lab.bonus_ranks import bonus_ranks, groups_of
 from oger_recipe.lab.countdown_problem import solutions
 from oger_recipe.lab.study_registered import Floats, comparisons, counted, said
-from oger_recipe.report.panels import bare, save, styles
+from oger_recipe.report.panels import GREY, bare, save, styles
 
 ARMS = {
     "start": "before training",
@@ -30,7 +32,7 @@ ARMS = {
     "luffy_same": "LUFFY, teachers with one solution",
     "luffy": "LUFFY, teachers with different ones",
     "luffy_low": "LUFFY, different ones, a third of the rate",
-    "oger": "OGER (oger.yaml), different ones",
+    "oger": "OGER, different ones",
     "oger_rank": "OGER by rank, different ones",
 }
 REGIMES = {"many_solutions": "first policy", "many_solutions_other": "second policy"}
@@ -44,12 +46,13 @@ AGAINST = (
 
 
 def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
-    """Return one finished run as a line of results, with how many classes of solutions each problem has."""
+    """Return one finished run as a line of results, with how many classes of solutions each problem has, and what
+    separated the right rollouts of a group in training."""
     line = counted(folder, regime, arm, seed, "classes", _classes)
     answers = read_jsonl(next((folder / "eval").glob("step_*.jsonl")))
     problems = {each["uid"]: json.loads(each["answer"]) for each in answers}
     known = [len(solutions(problem["numbers"], problem["target"])) for _, problem in sorted(problems.items())]
-    return line | {"known": known}
+    return line | {"known": known, "ranks": bonus_ranks(groups_of(folder))}
 
 
 def _classes(answers: list[Record]) -> list[list[int]]:
@@ -103,9 +106,9 @@ def differences(runs: Mapping[int, Record], others: Mapping[int, Record], starts
 
 
 def tables(records: list[Record]) -> str:
-    """Write a table for each policy that has runs, and the comparisons."""
+    """Write a table for each policy that has runs, the comparisons, and what the bonuses pay."""
     parts = [table(records, regime) for regime in by_regime(records, REGIMES)]
-    return "\n\n".join(text for text in (*parts, compared(records)) if text)
+    return "\n\n".join(text for text in (*parts, compared(records), paid(records)) if text)
 
 
 def table(records: list[Record], regime: str) -> str:
@@ -156,13 +159,51 @@ def compared(records: list[Record]) -> str:
     return comparisons("| classes at equal avg | runs", rows, p_values)
 
 
+def _ranked(records: list[Record]) -> dict[str, dict[str, tuple[float, int]]]:
+    """Return what the bonuses pay, over all runs of an arm: ``share`` and ``several`` as means, ``rarer`` and ``new``
+    as shares of their pairs (bonus_ranks.py), each with the number of runs or pairs. Arms without a bonus are left
+    out."""
+    found: dict[str, dict[str, tuple[float, int]]] = {}
+    for arm in ARMS:
+        ranks = [each["ranks"] for each in records if each["arm"] == arm and "ranks" in each]
+        if not any(each["share"] for each in ranks):
+            continue
+        found[arm] = {
+            kind: (float(np.mean([each[kind] for each in ranks])), len(ranks)) for kind in ("share", "several")
+        }
+        for kind in ("rarer", "new"):
+            won, pairs = np.sum([each[kind] for each in ranks], axis=0)
+            found[arm][kind] = (float(won / pairs), int(pairs))
+    return found
+
+
+def paid(records: list[Record]) -> str:
+    """Write what the bonuses pay as Markdown, one row an arm that has one, in percent."""
+    rows = [
+        f"| {ARMS[arm]} | {each['share'][1]} | {100 * each['share'][0]:.1f} | {100 * each['several'][0]:.0f} | "
+        f"{' | '.join(f'{100 * each[kind][0]:.0f} (of {each[kind][1]:,})' for kind in ('rarer', 'new'))} |"
+        for arm, each in _ranked(records).items()
+    ]
+    head = (
+        "| in groups of training, % | runs | of the variance | groups of several classes | a rarer class earns more "
+        "| one that no teacher shows |"
+    )
+    return "\n".join([head, "|" + "---|" * 6, *rows]) if rows else ""
+
+
 def draw(records: list[Record], path: Path) -> None:
-    """Draw a panel for each policy: how distinct@n and avg@n of every arm change in training, means over its runs."""
+    """Draw a panel for each policy: how distinct@n and avg@n of every arm change in training, means over its runs;
+    and one of what the bonuses pay, if there are any."""
     regimes = by_regime(records, REGIMES)
-    figure = Figure(figsize=(1.0 + 6.5 * len(regimes), 6.0), layout="constrained")
+    ranked = _ranked(records)
+    count = len(regimes) + bool(ranked)
+    figure = Figure(figsize=(1.0 + 6.5 * count, 6.0), layout="constrained")
     drawn = {each["arm"] for each in records}
     name_arms(figure, ARMS, {arm: look for arm, look in OF_ARMS.items() if arm in drawn})
-    for panel, (regime, runs) in zip(figure.subplots(1, len(regimes), squeeze=False)[0], regimes.items(), strict=True):
+    panels = figure.subplots(1, count, squeeze=False)[0]
+    if ranked:
+        _draw_paid(panels[-1], ranked)
+    for panel, (regime, runs) in zip(panels, regimes.items(), strict=False):
         by_arm = runs_by_arm(runs, regime)
         begin = next(iter(by_arm["start"].values()), None)
         for arm in (name for name in ARMS if name in by_arm):
@@ -176,6 +217,25 @@ def draw(records: list[Record], path: Path) -> None:
         panel.set_xlabel(f"avg@{samples}, %", fontsize=8)
         panel.set_title(f"{REGIMES[regime]}: distinct@{samples}, classes a problem", loc="left", fontsize=9.5)
     save(figure, path, note="lines: means over seeds, from the start by evaluation")
+
+
+def _draw_paid(panel: Axes, ranked: Mapping[str, Mapping[str, tuple[float, int]]]) -> None:
+    """Draw, for each bonus, how often it pays a rarer class more (full), and one that no teacher shows (hollow)."""
+    for place, (arm, each) in enumerate(ranked.items()):
+        look = OF_ARMS[arm]
+        for kind, face in (("rarer", look.colour), ("new", "none")):
+            x = 100 * each[kind][0]
+            panel.plot(x, place, marker=look.marker, color=look.colour, markerfacecolor=face, markersize=9)
+        said = f"{100 * each['share'][0]:.1f} % of the variance within groups"
+        panel.annotate(said, (73, place), va="center", fontsize=8)
+    panel.axvline(50, color=GREY, linestyle=":")
+    panel.set_yticks(range(len(ranked)), [ARMS[arm] for arm in ranked], fontsize=8)
+    panel.set_ylim(len(ranked) - 0.5, -0.5)
+    panel.set_xlim(38, 102)
+    bare(panel)
+    panel.set_xlabel("pairs of right rollouts in a group, %; 50: no preference", fontsize=8)
+    panel.set_title("which of two earns more: the rarer class (full), the one no teacher shows (hollow)", loc="left",
+                    fontsize=9.5)  # fmt: skip
 
 
 if __name__ == "__main__":

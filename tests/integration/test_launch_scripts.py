@@ -598,9 +598,24 @@ def test_a_study_of_solutions_runs_every_arm_that_its_table_knows(sweep: Sweep) 
     trained = [call for call in sweep.calls() if "--train.seed" in call]
     flags = {Path(call[call.index("--oger.run_dir") + 1]).parent.name: " ".join(call) for call in trained}
     assert {arm for arm in flags if "teacher_solutions same" in flags[arm]} == {"luffy_same"}
-    rare = {"uniqueness", "darling", "luffy_uniqueness", "luffy_darling"}
-    assert {arm for arm in flags if '"kind":"uniqueness"' in flags[arm]} == rare
+    assert {arm for arm in flags if '"kind":"uniqueness"' in flags[arm]} == {"uniqueness", "darling"}
     assert {arm for arm in flags if "--no-oger.loss_remove_clip" not in flags[arm]} == {"start"}
+
+
+def test_a_confirmation_trains_clipped_arms_for_longer_from_both_policies(sweep: Sweep) -> None:
+    code, output = sweep.script("study.sh", "confirm", STUDY_DIR=str(sweep.folder / "study"), SEEDS="30 31")
+    assert code == 0, output
+    runs = [call[3:] for call in sweep.calls() if call[:2] == ["oger_recipe.lab.study_solutions", "add"]]
+    of_seeds = {seed: [(regime, arm) for regime, arm, number in runs if number == seed] for seed in ("30", "31")}
+    regimes, arms = ("many_solutions", "many_solutions_other"), ("start", "grpo_low", "luffy", "luffy_low")
+    assert of_seeds["30"] == [(regime, arm) for regime in regimes for arm in arms]
+    assert of_seeds["31"] == [(regime, arm) for regime in regimes for arm in arms[1:]]
+    calls = [" ".join(call) for call in sweep.calls() if "--train.seed" in call]
+    trained = [call for call in calls if "/start/" not in call]
+    longer = "--oger.total_training_steps 100 --train.num_episodes 2 --eval.steps 20"
+    assert all(longer in call and "--no-oger.loss_remove_clip" in call for call in trained)
+    assert not [call for call in calls if call not in trained and longer in call]
+    assert sum("--actor.adam.lr 1e-4" in call for call in trained) == 8  # two of three arms
 
 
 def test_a_study_on_text_starts_every_arm_from_one_policy_and_its_own_data(sweep: Sweep) -> None:

@@ -82,7 +82,7 @@ def test_what_the_methods_differ_in(parser: argparse.ArgumentParser) -> None:
     keys = ("oger.max_replace_num", "oger.n_prefix", "oger.bonus_weight", "oger.loss_remove_clip", "oger.sft.epochs")
     methods = {
         "oger_paper": (1, 0, 1.0, True, 0),
-        "oger": (1, 0, 1.0, True, 0),
+        "oger": (1, 0, 1.0, False, 0),
         "luffy": (0, 1, 0.0, True, 0),
         "grpo": (0, 0, 0.0, False, 0),
         "sft_then_rl": (0, 0, 0.0, False, 3),

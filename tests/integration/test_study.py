@@ -13,12 +13,14 @@ import pytest
 
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.lab import arms, study, study_registered, study_solutions, study_steps
+from oger_recipe.lab.bonus_ranks import bonus_ranks
 from oger_recipe.report.panels import sheet, styles
+from oger_recipe.teachers.store import Teacher, write_teacher_store
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "study"
-LINES, STEPS_LINES, RIVALS = (
-    read_jsonl(PAGES / f"{name}.jsonl") for name in ("results", "results_steps", "results_rivals")
+LINES, STEPS_LINES, RIVALS, SOLUTIONS = (
+    read_jsonl(PAGES / f"{name}.jsonl") for name in ("results", "results_steps", "results_rivals", "results_solutions")
 )
 
 
@@ -55,14 +57,14 @@ def test_differences_are_from_runs_of_the_same_seed_in_any_order():
     records += [_run("within_reach", "oger", 0, 0.9)]
     random.Random(0).shuffle(records)
     rows = _rows(study.table(records, "beyond_reach"))
-    assert list(rows) == ["GRPO", "OGER (oger.yaml)", "OGER, teacher's negative advantage zeroed"]
+    assert list(rows) == ["GRPO", "OGER", "OGER, teacher's negative advantage zeroed"]
     assert rows["GRPO"][:3] == ["3", "40.0 ± 108.3", ""]  # s = 43.589 points: 4.302653 * 43.589 / sqrt(3)
     # Of two runs the values, in the order of the seeds: 20 and 30 points more than GRPO.
-    assert rows["OGER (oger.yaml)"][:4] == ["2", "30.0, 50.0", "+20.0, +30.0", ""]
+    assert rows["OGER"][:4] == ["2", "30.0, 50.0", "+20.0, +30.0", ""]
     # 15 and 35 more than GRPO; 5 less and 5 more than OGER; the third seed has no other to be held against.
     assert rows["OGER, teacher's negative advantage zeroed"][2:4] == ["+15.0, +35.0", "-5.0, +5.0"]
     scores = ["40.0, 40.0", "50.0, 50.0", "60.0, 60.0", "75.0, 75.0"]
-    assert rows["OGER (oger.yaml)"][4:] == [*scores, "0.125", "0.125", "0.0, 0.0", "1.5"]
+    assert rows["OGER"][4:] == [*scores, "0.125", "0.125", "0.0, 0.0", "1.5"]
 
 
 def test_differences_of_three_seeds_have_an_interval_and_a_p_value_and_seeds_that_are_alike_have_none():
@@ -71,7 +73,7 @@ def test_differences_of_three_seeds_have_an_interval_and_a_p_value_and_seeds_tha
     rows = _rows(study.table(records, "beyond_reach"))
     assert rows["GRPO"][1] == "0.0 each"
     # s = 10 points: t = 20 / (10 / sqrt(3)) = 3.4641 at two degrees of freedom: p = 1 - t / sqrt(2 + t^2) = 0.0742
-    assert rows["OGER (oger.yaml)"][2] == "+20.0 ± 24.8 (p = 0.074)"
+    assert rows["OGER"][2] == "+20.0 ± 24.8 (p = 0.074)"
     assert arms.points([0.1, 0.1, 0.1]) == "10.0 each" and arms.points([0.25]) == "25.0"
     assert arms.p_value([0.1, 0.1001, 0.1002]) == "p < 0.001"
 
@@ -94,6 +96,7 @@ def test_two_arms_are_compared_in_every_k_over_the_seeds_that_both_have():
                 study_registered.compared(RIVALS),
                 study.overview(LINES),
                 study.compared(LINES),
+                *study_solutions.tables(SOLUTIONS).split("\n\n"),
             ],
         ),
         (PAGES / "study.md", [study.tables(LINES)]),
@@ -124,6 +127,7 @@ def test_what_pages_say_of_differences_is_in_the_tables_of_the_lines():
     section = (ROOT / "README.md").read_text().partition("## What teachers buy")[2].partition("\n## ")[0]
     registered = study_registered.tables(RIVALS)
     known = f"{study.tables(LINES)} {registered} {' '.join(f'p = {p}' for p in re.findall(r'0[.][0-9]+', registered))}"
+    known += study_solutions.tables(SOLUTIONS)
     interval = r"[+-]?\d+\.\d \[[+-]?\d+\.\d, [+-]?\d+\.\d\]"
     said = re.findall(rf"[+-]?\d+\.\d ± \d+\.\d|p = 0\.\d+|{interval}", f"{text} {section}")
     variants = [
@@ -404,6 +408,35 @@ def test_classes_are_compared_where_arms_are_equally_often_right():
     assert "| 4 | +1.00 |" in study_solutions.compared(records + other)  # over both policies
 
 
+def test_a_bonus_is_known_by_what_separates_right_rollouts_of_a_group():
+    groups = [
+        # Mean 0.9, squares 1.16; of the three right ones mean 1.2, squares 0.08. b is rarer and new, and earns most.
+        ([(1.2, "a"), (1.0, "a"), (1.4, "b"), (0.0, None)], {"a"}),
+        # Mean 7/6, squares 1/6, all right. c is rarer and shown: it earns as much as one d, and less than the other.
+        ([(1.0, "c"), (1.0, "d"), (1.5, "d")], {"c"}),
+        ([(0.1, None), (0.0, None)], set()),  # squares 0.005
+        ([(1.0, "a"), (1.0, "a")], set()),
+    ]
+    found = bonus_ranks(groups)
+    assert found["share"] == pytest.approx((0.08 + 1 / 6) / (1.16 + 1 / 6 + 0.005))
+    assert found["several"] == 2 / 4
+    assert found["rarer"] == [2 + 0.5, 4] and found["new"] == [2 + 1.5, 4]
+    turned = bonus_ranks([(rows[::-1], shown) for rows, shown in groups[::-1]])
+    assert turned == found | {"share": pytest.approx(found["share"])}
+
+
+def test_only_what_is_paid_is_told_of_bonuses():
+    ranks = {"share": 0.01, "several": 0.25, "rarer": [1.0, 4], "new": [3.0, 4]}
+    other = {"share": 0.03, "several": 0.35, "rarer": [2.0, 2], "new": [0.0, 2]}
+    records = [{"arm": "oger", "ranks": ranks}, {"arm": "oger", "ranks": other}, {"arm": "grpo"}]
+    records.append({"arm": "luffy", "ranks": other | {"share": 0.0}})
+    # 1 and 3, 25 and 35 on average; 3 of 6 pairs each.
+    assert _rows(study_solutions.paid(records)) == {
+        "OGER, different ones": ["2", "2.0", "30", "50 (of 6)", "50 (of 6)"]
+    }
+    assert study_solutions.paid(records[2:]) == ""
+
+
 def test_a_run_keeps_the_classes_of_right_solutions_and_how_many_there_are(tmp_path: Path):
     for arm, step in (("start", 0), ("grpo", 10), ("grpo", 20)):
         said = ["1+2+3", "2*3", "2*3", None]
@@ -416,6 +449,17 @@ def test_a_run_keeps_the_classes_of_right_solutions_and_how_many_there_are(tmp_p
         for answer in answers[4:]:  # one of a right solution that was not written in time, say
             answer["score"] = 0.0
         _write_evaluation(tmp_path / "many_solutions" / arm / "20", step, answers)
+        (tmp_path / "many_solutions" / arm / "20" / "data").mkdir(exist_ok=True)
+        teacher = Teacher("forward", "<answer>1+2+3</answer>", [], 1.0, 1.0)
+        write_teacher_store({"b": [teacher]}, tmp_path / "many_solutions" / arm / "20" / "data" / "teachers.arrow")
+    rows = [
+        {"uid": "b", "answer": json.dumps({"numbers": [1, 2, 3], "target": 6}), "text": f"<answer>{said}</answer>",
+         "off_policy": said == "1+2+3", "reward": 1.0, "total_reward": reward}
+        for said, reward in (("1+2+3", 9.0), ("3+2+1", 1.0), ("1*2*3", 1.5), ("2*3*1", 1.5), ("1+2-3", 0.0))
+    ]  # fmt: skip
+    samples = tmp_path / "many_solutions" / "grpo" / "20" / "samples" / "step_00001.jsonl"
+    samples.parent.mkdir()
+    samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
     known = (study_solutions.record, study_solutions.tables, study_solutions.draw)
     for arm in ("start", "grpo"):
         arms.run(["add", str(tmp_path), "many_solutions", arm, "20"], *known)
@@ -423,6 +467,9 @@ def test_a_run_keeps_the_classes_of_right_solutions_and_how_many_there_are(tmp_p
     # 1 + 2 * 3 = 7 is the only way there; 6 is a sum and a product.
     assert lines[1]["known"] == [1, 2] and lines[1]["samples"] == 4
     assert lines[1]["classes"] == {"10": [[], [2, 1]], "20": [[], [2, 1]]}
+    # A sum, which its teacher shows, and two products earn 1, 1.5 and 1.5 (1/6 of squares), one wrong 0 (3/2 of all).
+    assert lines[1]["ranks"] == {"share": pytest.approx(1 / 9), "several": 1.0, "rarer": [0.0, 2], "new": [2.0, 2]}
+    assert lines[0]["ranks"] == {"share": 0.0, "several": 0.0, "rarer": [0, 0], "new": [0, 0]}
     arms.run(["table", str(tmp_path)], *known)
     assert "| GRPO | 1 | 37.5 [" in (tmp_path / "study.md").read_text()
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")

@@ -60,7 +60,7 @@ CONFIGS = HERE.parents[2] / "configs"
 _GROUPS = ["--oger.prompts_per_update=3", "--rollout.temperature=0.6", "--oger.total_training_steps=2"]
 _PPO = ["--train.batch_size=24", "--oger.total_training_steps=2"]
 CASES: dict[str, tuple[str, str, list[str]]] = {  # recipe, inputs, flags
-    "oger_cpu": ("oger_cpu", "group", _GROUPS),
+    "oger_cpu": ("oger_cpu", "group", [*_GROUPS, "--oger.loss_remove_clip"]),  # recorded before oger.yaml was clipped
     "oger_paper_cpu": ("oger_paper_cpu", "group", _GROUPS),
     "luffy_cpu": ("luffy_cpu", "group", _GROUPS),
     "grpo_cpu": ("grpo_cpu", "group", _GROUPS),
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {  # recipe, inputs, flags
         "--oger.max_replace_num=2", "--oger.replace_mode=wrong_first_similarity_max_des", "--oger.repeating_check",
         "--oger.teacher_draw=round_robin", "--oger.advantage_baseline=group", "--oger.all_correct_group=clip",
         "--oger.prefix_reward_weight_alpha=1.5", "--oger.prefix_reward_weight_beta=0.5", "--oger.off_policy_loss=ppo",
-        "--oger.loss_aggregation=token_mean", "--oger.non_stop_penalty=-0.25",
+        "--oger.loss_aggregation=token_mean", "--oger.non_stop_penalty=-0.25", "--oger.loss_remove_clip",
     ]),
     "luffy_cpu with options": ("luffy_cpu", "group", [
         *_GROUPS, "--algo.advantage.estimator=group_norm", "--oger.use_sft_prefix_reward",
