@@ -162,7 +162,8 @@ def _steps(value: Mapping[str, Any], size: Size | None) -> list[str]:
     if steps == limit:
         return [f"data: {what}", f"steps: {steps} (oger.total_training_steps)"]
     left_out = "" if size.prepared else "; fewer if too long prompts are left out"
-    return [f"data: {what}", f"steps: {steps} ({passes}, {value['rollout.batch_size']} a step{left_out})"]
+    asked = "" if limit is None else f"; oger.total_training_steps asks for {limit}"
+    return [f"data: {what}", f"steps: {steps} ({passes}, {value['rollout.batch_size']} a step{left_out}{asked})"]
 
 
 def _evaluation(value: Mapping[str, Any], size: Size | None) -> list[str]:

@@ -89,7 +89,9 @@ class Console:
         self._ready, self._steps, self._resumed_at = True, event["steps"], event["resumed_at"]
         self._sources = event.get("sources", [])
         resumed = f", resuming after step {event['resumed_at']}" if event["resumed_at"] else ""
-        self._say(f"ready after {time.monotonic() - self._since:.0f} s: {event['steps']} steps{resumed}")
+        asked = event.get("asked") or 0
+        fewer = f" (train.num_episodes is over before the {asked} asked for)" if asked > event["steps"] else ""
+        self._say(f"ready after {time.monotonic() - self._since:.0f} s: {event['steps']} steps{fewer}{resumed}")
 
     def _on_training(self, event: dict[str, Any]) -> None:
         self._moments = [event["time"]]

@@ -52,6 +52,8 @@ def test_rows_teachers_and_steps_are_counted(recipe: Path, capsys: pytest.Captur
     for limit in (7, 0):  # 0: what the supervised stage makes is evaluated, and no more
         said = _dry_run(capsys, recipe, "--oger.total_training_steps", str(limit))
         assert f"steps: {limit} (oger.total_training_steps)" in said
+    said = _dry_run(capsys, recipe, "--oger.total_training_steps", "16")
+    assert "steps: 15 (5 passes over the prompts, 1 a step; oger.total_training_steps asks for 16)" in said
     assert {entry.name for entry in tmp_path.iterdir()} == {"recipe.yaml", "rows.jsonl"}  # nothing was made
 
 

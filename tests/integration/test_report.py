@@ -308,7 +308,7 @@ def test_progress_follows_the_events_of_this_run_only(run_dir: Path, capsys: pyt
     with Console(_report(run_dir)):
         _append(
             events,
-            _event(1, "ready", steps=4, resumed_at=2, sources=["rule", "explore"]),
+            _event(1, "ready", steps=4, asked=6, resumed_at=2, sources=["rule", "explore"]),
             _event(2, "evaluating", when="before", step=0),
             _event(3, "evaluated", when="before", step=0, **BEFORE),
             _event(4, "training"),
@@ -320,7 +320,7 @@ def test_progress_follows_the_events_of_this_run_only(run_dir: Path, capsys: pyt
         with events.open("a") as file:
             file.write('{"time": 7, "event": "ev')  # a line that is still being written
     lines = capsys.readouterr().out.splitlines()
-    assert "steps, resuming after step 2" in lines[1]
+    assert "4 steps (train.num_episodes is over before the 6 asked for), resuming after step 2" in lines[1]
     assert lines[2] == "evaluating before training ..."
     assert lines[3] == "before training: avg_at_8 0.375, pass_at_8 0.812 on 16 problems"
     line = step_line({"step": 3, **FIGURES}, 4, ["rule", "explore"])

@@ -134,7 +134,8 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         for facts in ray.get([engine.engine_facts.remote() for engine in self.vllm_engines[:1]]):  # all are alike
             run_folder.write_engine(self.run_dir, facts)
         sources = self.experience_maker.reward_sources.names
-        run_folder.event(self.run_dir, "ready", steps=self.planned_steps(), resumed_at=resumed_at, sources=sources)
+        steps, asked = self.planned_steps(), self.settings.total_training_steps
+        run_folder.event(self.run_dir, "ready", steps=steps, asked=asked, resumed_at=resumed_at, sources=sources)
         if self.settings.val_before_train and not resumed_at:
             self._evaluate_as("before", 0)
         self.progress.step = self.progress.saved = resumed_at
