@@ -19,7 +19,7 @@ Group = tuple[list[Rollout], Set[str]]
 
 
 def bonus_ranks(groups: Iterable[Group]) -> Record:
-    """Return what separates right rollouts within their groups.
+    """Measure how far the rewards of a group's right rollouts differ, and which of them earn more.
 
     ``share``: sum over groups of (r - mean of the group's right rollouts)^2 over these, by the sum of
     (r - mean of the group)^2 over all its rollouts. A verdict of right or wrong alone has 0.

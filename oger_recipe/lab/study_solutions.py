@@ -46,8 +46,8 @@ AGAINST = (
 
 
 def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
-    """Return one finished run as a line of results, with how many classes of solutions each problem has, and what
-    separated the right rollouts of a group in training."""
+    """Return one finished run as a line of results, with how many classes of solutions each problem has, and which
+    right rollouts earned more in training (bonus_ranks.py)."""
     line = counted(folder, regime, arm, seed, "classes", _classes)
     answers = read_jsonl(next((folder / "eval").glob("step_*.jsonl")))
     problems = {each["uid"]: json.loads(each["answer"]) for each in answers}
@@ -106,7 +106,7 @@ def differences(runs: Mapping[int, Record], others: Mapping[int, Record], starts
 
 
 def tables(records: list[Record]) -> str:
-    """Write a table for each policy that has runs, the comparisons, and what the bonuses pay."""
+    """Write a table for each policy that has runs, the comparisons, and which right rollouts the bonuses pay more."""
     parts = [table(records, regime) for regime in by_regime(records, REGIMES)]
     return "\n\n".join(text for text in (*parts, compared(records), paid(records)) if text)
 
@@ -160,9 +160,11 @@ def compared(records: list[Record]) -> str:
 
 
 def _ranked(records: list[Record]) -> dict[str, dict[str, tuple[float, int]]]:
-    """Return what the bonuses pay, over all runs of an arm: ``share`` and ``several`` as means, ``rarer`` and ``new``
-    as shares of their pairs (bonus_ranks.py), each with the number of runs or pairs. Arms without a bonus are left
-    out."""
+    """Return which right rollouts each arm's bonus pays more, over all runs; arms without a bonus are left out.
+
+    ``share`` and ``several`` (bonus_ranks.py) are means over runs, with the number of runs; ``rarer`` and ``new`` are
+    shares of pairs, with the number of pairs.
+    """
     found: dict[str, dict[str, tuple[float, int]]] = {}
     for arm in ARMS:
         ranks = [each["ranks"] for each in records if each["arm"] == arm and "ranks" in each]
@@ -178,7 +180,7 @@ def _ranked(records: list[Record]) -> dict[str, dict[str, tuple[float, int]]]:
 
 
 def paid(records: list[Record]) -> str:
-    """Write what the bonuses pay as Markdown, one row an arm that has one, in percent."""
+    """Write which right rollouts each bonus pays more, as Markdown, one row an arm that has a bonus, in percent."""
     rows = [
         f"| {ARMS[arm]} | {each['share'][1]} | {100 * each['share'][0]:.1f} | {100 * each['several'][0]:.0f} | "
         f"{' | '.join(f'{100 * each[kind][0]:.0f} (of {each[kind][1]:,})' for kind in ('rarer', 'new'))} |"
@@ -193,7 +195,7 @@ def paid(records: list[Record]) -> str:
 
 def draw(records: list[Record], path: Path) -> None:
     """Draw a panel for each policy: how distinct@n and avg@n of every arm change in training, means over its runs;
-    and one of what the bonuses pay, if there are any."""
+    and, if any arm has a bonus, one of which right rollouts the bonuses pay more."""
     regimes = by_regime(records, REGIMES)
     ranked = _ranked(records)
     count = len(regimes) + bool(ranked)
