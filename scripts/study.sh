@@ -57,7 +57,7 @@ text)
     STUDY_DIR="${STUDY_DIR:-runs/study_text}"
     report=oger_recipe.lab.study_registered
     REGIMES=word_problems
-    ARMS="${ARMS:-grpo luffy luffy_one oger}"
+    ARMS="${ARMS:-grpo luffy luffy_one oger self_distillation}"
     BASE="${BASE:-HuggingFaceTB/SmolLM2-135M-Instruct}"
     ;;
 fair)
@@ -130,6 +130,10 @@ arm_flags() {
     oger_clip) echo "$clipped" ;;
     oger_low) echo "$clipped --actor.adam.lr 1e-4" ;;
     luffy_one) echo "--oger.bonus_weight 0 $teachers --oger.teacher_sources forward" ;;
+    self_distillation) # configs/self_distillation.yaml without its adapter
+        echo "$grpo $clipped --oger.grader initial --oger.prefix_reward_weight_beta 0 --oger.advantage_baseline group" \
+            "--oger.loss_aggregation token_mean --algo.advantage.estimator reinforce"
+        ;;
     luffy_same) echo "--oger.bonus_weight 0 $teachers --oger.task.teacher_solutions same" ;;
     maxrl) echo "$grpo $clipped --algo.advantage.estimator max_rl" ;;
     uniqueness) echo "$alone $clipped $(rare '"weight":0.25')" ;; # configs/uniqueness.yaml

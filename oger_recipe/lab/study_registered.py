@@ -34,6 +34,7 @@ ARMS = {
     "sft_grpo": "SFT, then GRPO",
     "luffy": "LUFFY",
     "luffy_one": "LUFFY, one teacher",
+    "self_distillation": "self-distillation, no reward",
     "luffy_clip": "LUFFY, clipped",
     "luffy_low": "LUFFY, clipped, a third of the rate",
     "oger": "OGER",

@@ -16,30 +16,28 @@ TRAIN, HELD_OUT = 1920, 128
 NAMES = ("Anna", "Ben", "Carla", "Daniel", "Emma", "Frank", "Grace", "Henry")
 THINGS = ("apples", "books", "coins", "eggs", "marbles", "pencils", "shells", "stamps")
 STORIES = (
-    "{name} has {start} {things}, gets {more} more and gives {less} away. How many {things} does {name} have now?",
-    "There are {start} {things} in a box. {name} puts in {more} and takes out {less}. How many are in the box now?",
-    "{name} had {start} {things} on Monday. On Tuesday {more} were added, and on Friday {less} were lost. "
-    "How many {things} were left?",
-    "A shop has {start} {things}. It buys {more} and sells {less} to {name}. How many {things} does the shop have?",
+    "{name} has {start} {things}, gets {more} and gives {less} away. How many are left?",
+    "A box holds {start} {things}. {name} adds {more} and takes {less}. How many are in it?",
+    "{name} had {start} {things}, found {more} and lost {less}. How many are left?",
+    "A shop has {start} {things}, buys {more} and sells {less}. How many does it have?",
 )
 
 
 def forward(start: int, more: int, less: int) -> str:
     """Write a solution that takes the steps as the story has them."""
-    return f"First {start} + {more} = {start + more}. Then {start + more} - {less} = {start + more - less}."
+    return f"First {start}+{more}={start + more}, then {start + more}-{less}={start + more - less}"
 
 
 def away_first(start: int, more: int, less: int) -> str:
     """Write a solution that subtracts before it adds."""
-    left = start - less
-    return f"Without the {less}: {start} - {less} = {left}. With the {more}: {left} + {more} = {left + more}."
+    return f"Without {less}: {start}-{less}={start - less}, {start - less}+{more}={start - less + more}"
 
 
 def change(start: int, more: int, less: int) -> str:
     """Write a solution that first joins what is added and what is taken away into one change."""
     if more > less:
-        return f"The change is {more} - {less} = {more - less} up. So {start} + {more - less} = {start + more - less}."
-    return f"The change is {less} - {more} = {less - more} down. So {start} - {less - more} = {start + more - less}."
+        return f"The change: {more}-{less}={more - less}, {start}+{more - less}={start + more - less}"
+    return f"The change: {less}-{more}={less - more}, {start}-{less - more}={start + more - less}"
 
 
 TEACHERS: dict[str, Callable[[int, int, int], str]] = {"forward": forward, "away_first": away_first, "change": change}
@@ -61,7 +59,7 @@ def row(numbers: tuple[int, int, int], rng: random.Random) -> dict[str, Any]:
     )
     answer = start + more - less
     return {
-        "prompt": f"Question: {told}\nAnswer:",
+        "prompt": told,
         "answer": str(answer),
         "task": "gsm8k",
         "teachers": [

@@ -626,12 +626,13 @@ def test_a_study_on_text_starts_every_arm_from_one_policy_and_its_own_data(sweep
     start, *others = [" ".join(call) for call in sweep.calls() if "--train.seed" in call]
     assert "--actor.model_name_or_path a/model" in start and "--oger.sft.max_samples" in start
     policy = folder / "word_problems" / "start" / "40" / "supervised_model"
-    assert len(others) == 8 and all(f"--actor.model_name_or_path {policy}" in each for each in others)
+    assert len(others) == 10 and all(f"--actor.model_name_or_path {policy}" in each for each in others)
     assert not [each for each in others if "--oger.sft" in each]
     assert all("--no-oger.loss_remove_clip" in each for each in others)
     data = f"--data.prompt_dataset {folder}/data/train.jsonl --eval.dataset {folder}/data/held_out.jsonl"
     assert all(data in each for each in (start, *others))
     assert sum("--oger.teacher_sources forward" in each for each in others) == 2  # one teacher
+    assert sum("--oger.grader initial" in each for each in others) == 2
 
 
 def test_a_study_of_a_fair_prm_makes_it_once_and_evaluates_it_on_rollouts_that_it_has_not_seen(sweep: Sweep) -> None:

@@ -30,7 +30,7 @@ def test_every_equation_of_every_teacher_is_true_and_the_verifier_takes_its_answ
         start, more, less = map(int, _numbers(row))
         assert int(row["answer"]) == start + more - less > 0
         for teacher in row["teachers"]:
-            equations = re.findall(r"(\d+) ([+-]) (\d+) = (\d+)", teacher["text"])
+            equations = re.findall(r"(\d+)([+-])(\d+)=(\d+)", teacher["text"])
             assert len(equations) == 2
             for left, sign, right, value in equations:
                 assert int(value) == (int(left) + int(right) if sign == "+" else int(left) - int(right)) > 0
@@ -39,7 +39,7 @@ def test_every_equation_of_every_teacher_is_true_and_the_verifier_takes_its_answ
 
 def test_teachers_take_the_steps_in_different_orders(files):
     for row in files[0]:
-        firsts = [re.search(r"\d+ [+-] \d+", teacher["text"]).group() for teacher in row["teachers"]]  # type: ignore[union-attr]
+        firsts = [re.search(r"\d+[+-]\d+", teacher["text"]).group() for teacher in row["teachers"]]  # type: ignore[union-attr]
         assert len(set(firsts)) == 3
         assert [teacher["source"] for teacher in row["teachers"]] == ["forward", "away_first", "change"]
 
@@ -53,9 +53,9 @@ def test_held_out_problems_have_numbers_that_no_other_has(files):
 
 def test_a_story_names_its_numbers_in_the_order_of_the_steps():
     row = word_problems.row((30, 12, 25), random.Random(1))
-    assert _numbers(row) == ("30", "12", "25") and row["prompt"].endswith("\nAnswer:")
+    assert _numbers(row) == ("30", "12", "25") and row["prompt"].endswith("?")
     assert [teacher["text"] for teacher in row["teachers"]] == [
-        " First 30 + 12 = 42. Then 42 - 25 = 17. #### 17",
-        " Without the 25: 30 - 25 = 5. With the 12: 5 + 12 = 17. #### 17",
-        " The change is 25 - 12 = 13 down. So 30 - 13 = 17. #### 17",
+        " First 30+12=42, then 42-25=17 #### 17",
+        " Without 25: 30-25=5, 5+12=17 #### 17",
+        " The change: 25-12=13, 30-13=17 #### 17",
     ]
