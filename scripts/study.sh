@@ -102,7 +102,7 @@ arm_flags() {
     local sft="--oger.sft.epochs 1 --oger.sft.max_samples 1280 --oger.sft.batch_size 8 --oger.sft.micro_batch_size 8"
     case "$1" in
     start) # the policy that all arms start from
-        [[ $study != text ]] || grpo+=" --actor.model_name_or_path $BASE --oger.sft.epochs 1 --oger.sft.max_samples 2000 \
+        [[ $study != text ]] || grpo+=" --actor.model_name_or_path $BASE --oger.sft.epochs 1 --oger.sft.max_samples 1000 \
             --oger.sft.lr 1e-4 --oger.sft.batch_size 16 --oger.sft.micro_batch_size 16"
         echo "$grpo --oger.total_training_steps 0"
         ;;

@@ -3,16 +3,19 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from oger_recipe.base.cpu import CPU_ENVIRONMENT, ON_LOOPBACK
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import to_json
+from oger_recipe.base.signals import end_with
 from oger_recipe.checks.job import Job
 from oger_recipe.data.disk_list import DiskList
 from oger_recipe.settings.run import SftSettings
@@ -40,11 +43,23 @@ def supervise(job: Job) -> Path:
     with tempfile.TemporaryDirectory(prefix="oger-") as folder, log.open("w") as output:
         command = [*_torchrun(processes, Path(folder) / "meeting"), "-m", "oger_recipe.pipeline.policy.sft"]
         command += _flags(job.value, data, model)
-        code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment).returncode
+        code = _run(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
     if code or not (model / "config.json").exists():
         lines = [line for line in log.read_text(errors="replace").splitlines() if "Error" in line]
         raise RecipeError(f"supervised training failed: {lines[-1] if lines else f'exit code {code}'}\n  log: {log}")
     return model
+
+
+def _run(command: list[str], **settings: Any) -> int:
+    """Run torchrun; return its exit code. However this process ends, torchrun gets SIGTERM, upon which it ends the
+    processes that it started: each has a session of its own, and would outlive it if it were killed."""
+    below = partial(end_with, os.getpid(), signal.SIGTERM)
+    with subprocess.Popen(command, preexec_fn=below, **settings) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            raise
 
 
 def _torchrun(processes: int, meeting: Path) -> list[str]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -93,6 +97,30 @@ if dist.get_rank() == 0:
     (Path(sys.argv[1]) / "config.json").write_text(json.dumps([total.item(), addresses, chosen]))
 dist.barrier()
 """
+
+
+@pytest.mark.parametrize("struck", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+def test_the_stage_ends_with_the_command(tmp_path: Path, struck: signal.Signals) -> None:
+    """torchrun as it is; its process, which has a session of its own, goes on for as long as it may."""
+    rank, driver, pid = tmp_path / "rank.py", tmp_path / "driver.py", tmp_path / "pid"
+    rank.write_text(
+        "import os, sys, time, pathlib\npathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\ntime.sleep(300)"
+    )
+    driver.write_text(
+        "import signal, sys\nfrom pathlib import Path\nfrom oger_recipe.run.sft import _run, _torchrun\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"  # raises, as a run's handler does
+        f"_run([*_torchrun(1, Path({str(tmp_path / 'meeting')!r})), {str(rank)!r}, {str(pid)!r}])"
+    )
+    command = subprocess.Popen([sys.executable, str(driver)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (pid.exists() and pid.read_text()):
+        assert time.monotonic() < deadline and command.poll() is None
+        time.sleep(0.1)
+    process = psutil.Process(int(pid.read_text()))
+    command.send_signal(struck)
+    command.wait(60)
+    gone, _ = psutil.wait_procs([process], timeout=45)
+    assert gone == [process]
 
 
 def test_nothing_of_the_supervised_stage_listens_beyond_loopback(
