@@ -30,7 +30,8 @@ def forward(start: int, more: int, less: int) -> str:
 
 def away_first(start: int, more: int, less: int) -> str:
     """Write a solution that subtracts before it adds."""
-    return f"Without {less}: {start}-{less}={start - less}, {start - less}+{more}={start - less + more}"
+    left = start - less
+    return f"Without {less}: {start}-{less}={left}, {left}+{more}={left + more}"
 
 
 def change(start: int, more: int, less: int) -> str:

@@ -51,8 +51,11 @@ def supervise(job: Job) -> Path:
 
 
 def _run(command: list[str], **settings: Any) -> int:
-    """Run torchrun; return its exit code. However this process ends, torchrun gets SIGTERM, upon which it ends the
-    processes that it started: each has a session of its own, and would outlive it if it were killed."""
+    """Run torchrun; return its exit code.
+
+    However the run ends, torchrun gets SIGTERM and then stops its training processes. They have sessions of their own,
+    and would go on if torchrun were killed.
+    """
     below = partial(end_with, os.getpid(), signal.SIGTERM)
     with subprocess.Popen(command, preexec_fn=below, **settings) as process:
         try:
