@@ -125,18 +125,20 @@ def _scores(right: Sequence[int], samples: int) -> Floats:
     return (np.arange(samples) < np.array(right)[:, None]).astype(float)
 
 
-def over_both(values: Floats, name: str) -> tuple[float, float, float]:
+def over_both(name: str, *policies: Floats) -> tuple[float, float, float]:
     """Return the mean of values [seeds, problems] and its 95 % interval, by a bootstrap over seeds and problems.
 
-    A draw takes as many seeds as there are, and as many problems, which are the same in all of its seeds.
+    A draw takes as many seeds as there are, and as many problems, which are the same in all of its seeds. Several
+    policies each have problems of their own, and count as often as they have seeds.
     """
     generator = np.random.default_rng(stable_seed(name))
-    seeds, problems = values.shape
-    of_seeds = generator.integers(seeds, size=(_DRAWS, seeds))
-    of_problems = generator.integers(problems, size=(_DRAWS, problems))
-    means = [values[rows][:, columns].mean() for rows, columns in zip(of_seeds, of_problems, strict=True)]
-    ((low, high),) = interval(np.array(means)[:, None])
-    return float(values.mean()), low, high
+    weights = np.array([len(values) for values in policies]) / sum(map(len, policies))
+    means = np.zeros(_DRAWS)
+    for weight, values in zip(weights, policies, strict=True):
+        of_seeds, of_problems = (generator.integers(size, size=(_DRAWS, size)) for size in values.shape)
+        means += [weight * values[rows][:, at].mean() for rows, at in zip(of_seeds, of_problems, strict=True)]
+    ((low, high),) = interval(means[:, None])
+    return float(sum(weight * values.mean() for weight, values in zip(weights, policies, strict=True))), low, high
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -166,7 +168,7 @@ def table(records: list[Record], regime: str) -> str:
     ]
     for arm in (name for name in ARMS if name in by_arm):
         runs = list(by_arm[arm].values())
-        cells = [said(np.array([solved(each, k) for each in runs]), f"{regime} {arm} {k}") for k in ks]
+        cells = [said(f"{regime} {arm} {k}", np.array([solved(each, k) for each in runs])) for k in ks]
         ends = [np.mean(each["curves"]["rollout/entropy"][-10:]) for each in runs if each["curves"]["rollout/entropy"]]
         cells.append(f"{np.mean(ends):.3f}" if ends else "")
         lines.append(f"| {ARMS[arm]} | {len(runs)} | {' | '.join(cells)} |")
@@ -182,16 +184,16 @@ def overview(records: list[Record], k: int = 8) -> str:
         cells = []
         for regime, of_regime in by_arm.items():
             runs = list(of_regime[arm].values())
-            cells += [said(np.array([solved(each, of) for each in runs]), f"{regime} {arm} {of}") if runs else ""
+            cells += [said(f"{regime} {arm} {of}", np.array([solved(each, of) for each in runs])) if runs else ""
                       for of in (1, k)]  # fmt: skip
         if any(cells):
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def said(values: Floats, name: str, form: str = "{:.1f}", unit: float = 100) -> str:
+def said(name: str, *policies: Floats, form: str = "{:.1f}", unit: float = 100) -> str:
     """Write the mean and interval of values [seeds, problems], in points unless ``unit`` says otherwise."""
-    return "{} [{}, {}]".format(*(form.format(unit * value) for value in over_both(values, name)))
+    return "{} [{}, {}]".format(*(form.format(unit * value) for value in over_both(name, *policies)))
 
 
 def compared(records: list[Record]) -> str:
@@ -210,7 +212,7 @@ def compared(records: list[Record]) -> str:
             if len(differences) < 2:
                 continue
             named = f"{REGIMES[regime]}, {f'pass@{k}' if k > 1 else 'avg'}: {ARMS[first]} less {ARMS[second]}"
-            rows.append((named, len(differences), said(differences, named, "{:+.1f}")))
+            rows.append((named, len(differences), said(named, differences, form="{:+.1f}")))
             p_values.append(float(stats.ttest_1samp(differences.mean(axis=1), 0.0).pvalue))
         tables.append(comparisons("| comparison | seeds", rows, p_values))
     return "\n\n".join(filter(None, tables))

@@ -128,10 +128,10 @@ def table(records: list[Record], regime: str) -> str:
         )
         known = np.array([each["known"] for each in runs])
         cells = [
-            said(average_, f"{regime} {arm} avg"),
-            said((average_ > 0).astype(float), f"{regime} {arm} pass"),
-            said(distinct_, f"{regime} {arm} distinct", "{:.2f}", 1),
-            said(distinct_ / known, f"{regime} {arm} share"),
+            said(f"{regime} {arm} avg", average_),
+            said(f"{regime} {arm} pass", (average_ > 0).astype(float)),
+            said(f"{regime} {arm} distinct", distinct_, form="{:.2f}", unit=1),
+            said(f"{regime} {arm} share", distinct_ / known),
             f"{np.mean([each['seconds']['total'] for each in runs]) / 60:.1f}",
         ]
         lines.append(f"| {ARMS[arm]} | {len(runs)} | {' | '.join(cells)} |")
@@ -154,7 +154,7 @@ def compared(records: list[Record]) -> str:
             continue
         named = f"{ARMS[arm]} less {ARMS[other]}"
         both = np.concatenate([each.mean(axis=1) for each in values])
-        rows.append((named, len(both), f"{both.mean():+.2f}"))
+        rows.append((named, len(both), said(named, *values, form="{:+.2f}", unit=1)))
         p_values.append(float(stats.ttest_1samp(both, 0.0).pvalue))
     return comparisons("| classes at equal avg | runs", rows, p_values)
 

@@ -128,7 +128,7 @@ def test_what_pages_say_of_differences_is_in_the_tables_of_the_lines():
     registered = study_registered.tables(RIVALS)
     known = f"{study.tables(LINES)} {registered} {' '.join(f'p = {p}' for p in re.findall(r'0[.][0-9]+', registered))}"
     known += study_solutions.tables(SOLUTIONS)
-    interval = r"[+-]?\d+\.\d \[[+-]?\d+\.\d, [+-]?\d+\.\d\]"
+    interval = r"[+-]?\d+\.\d+ \[[+-]?\d+\.\d+, [+-]?\d+\.\d+\]"
     said = re.findall(rf"[+-]?\d+\.\d ± \d+\.\d|p = 0\.\d+|{interval}", f"{text} {section}")
     variants = [
         _held_out("beyond_reach", arm, "avg@64")
@@ -268,14 +268,16 @@ def test_a_runs_figures_are_of_its_last_two_evaluations():
 
 
 def test_intervals_are_over_seeds_and_problems():
-    assert study_registered.over_both(np.full((3, 4), 0.5), "a") == (0.5, 0.5, 0.5)
+    assert study_registered.over_both("a", np.full((3, 4), 0.5)) == (0.5, 0.5, 0.5)
     # Two seeds that differ, and two problems that do: a draw takes the same one twice with a chance of a half.
     of_seeds = np.array([[0.0, 0.0], [1.0, 1.0]])
-    assert study_registered.over_both(of_seeds, "b") == study_registered.over_both(of_seeds.T, "c") == (0.5, 0.0, 1.0)
+    assert study_registered.over_both("b", of_seeds) == study_registered.over_both("c", of_seeds.T) == (0.5, 0.0, 1.0)
     # Of many seeds and problems that are drawn apart, the variance is the sum of both: 1 / 400 + 1 / 400, by 1.96.
     many = (np.arange(100)[:, None] % 2 + np.arange(100) % 2) / 1.0
-    mean, low, high = study_registered.over_both(many, "d")
+    mean, low, high = study_registered.over_both("d", many)
     assert mean == 1.0 and (high - low) / 2 == pytest.approx(1.96 * math.sqrt(2 / 400), rel=0.08)
+    # Three of four seeds are of a policy whose values do not vary: a quarter of the other's interval, of [0, 0], [1, 1].
+    assert study_registered.over_both("e", np.full((6, 5), 0.2), of_seeds) == pytest.approx((0.275, 0.15, 0.4))
 
 
 def test_p_values_are_corrected_by_holm():
@@ -398,14 +400,14 @@ def test_classes_are_compared_where_arms_are_equally_often_right():
     row = _rows(study_solutions.compared(records))[
         "LUFFY, teachers with different ones less LUFFY, teachers with one solution"
     ]
-    assert row[:2] == ["2", "+1.00"]
+    assert row[:2] == ["2", "+1.00 [+1.00, +1.00]"]
     rows = _rows(study_solutions.table(records, "many_solutions"))
     # 8 of 16; both problems; 2 classes each, of 4 and of 2
     assert [cell.split(" ")[0] for cell in rows["LUFFY, teachers with different ones"]] == [
         "3", "50.0", "100.0", "2.00", "75.0", "1.5"
     ]  # fmt: skip
     other = [each | {"regime": "many_solutions_other"} for each in records]
-    assert "| 4 | +1.00 |" in study_solutions.compared(records + other)  # over both policies
+    assert "| 4 | +1.00 [+1.00, +1.00] |" in study_solutions.compared(records + other)  # over both policies
 
 
 def test_a_bonus_is_known_by_what_separates_right_rollouts_of_a_group():
