@@ -276,7 +276,7 @@ def test_intervals_are_over_seeds_and_problems():
     many = (np.arange(100)[:, None] % 2 + np.arange(100) % 2) / 1.0
     mean, low, high = study_registered.over_both("d", many)
     assert mean == 1.0 and (high - low) / 2 == pytest.approx(1.96 * math.sqrt(2 / 400), rel=0.08)
-    # Three of four seeds are of a policy whose values do not vary: a quarter of the other's interval, of [0, 0], [1, 1].
+    # Six of eight seeds are of a policy whose values do not vary, and two of the one above: a quarter of its interval.
     assert study_registered.over_both("e", np.full((6, 5), 0.2), of_seeds) == pytest.approx((0.275, 0.15, 0.4))
 
 
