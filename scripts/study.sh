@@ -67,7 +67,7 @@ fair)
     REGIMES="${REGIMES:-fair_steps_beyond_reach fair_steps_within_reach}"
     ARMS="${ARMS:-outcome min_outcome ahead_outcome sum_outcome appo_rule appo_outcome tppo_rule tppo_outcome}"
     # The base of the PRM has learnt problems of both kinds; registered.md has how its size is chosen.
-    prm_base=(--oger.task.hidden_size 128 --oger.task.num_layers 4 --oger.task.warm_start_numbers "3=0.5,4=0.5"
+    prm_base=(--oger.task.hidden_size 128 --oger.task.num_layers 4 --oger.task.warm_start_numbers 3=0.5 4=0.5
         --oger.task.warm_start_steps 2000 --oger.task.warm_start_problems 5000)
     prm_training=(--learning_rate 1e-3 --batch_size 64 --micro_batch_size 64 --max_length 256)
     ;;
@@ -112,6 +112,7 @@ arm_flags() {
     grpo_kl) echo "$grpo $clipped --algo.kl.use_loss --algo.kl.init_coef 0.04 --algo.kl.estimator k3" ;;
     grpo_entropy) echo "$grpo $clipped --actor.entropy_coef 0.01" ;;
     grpo_low) echo "$grpo $clipped --actor.adam.lr 1e-4" ;;
+    grpo_lower) echo "$grpo $clipped --actor.adam.lr 7e-5" ;; # of block B, continued: ask for it with ARMS
     sft_grpo) echo "$grpo $clipped $sft --oger.sft.lr 1e-3" ;;
     chord) # configs/chord.yaml, its schedule shortened to 40 steps
         echo "--oger.bonus_weight 0 --oger.replace_mode random --oger.off_policy_loss sft $clipped" \
