@@ -30,6 +30,7 @@ from oger_recipe.settings.critic import CriticSettings
 from oger_recipe.settings.grades import OFF
 from oger_recipe.settings.loss import BEFORE_UPDATE, OF_UPDATE, LossSettings, updates_again
 from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.settings.task import NUMBERS, TaskSettings
 from oger_recipe.settings.teachers import PrefixSettings, TeacherSettings
 from oger_recipe.teachers.draw import weights
 
@@ -45,6 +46,7 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     yield from _kl_and_template(value, oger)
     yield from _adaptive_kl(value)
     yield from _draws(oger)
+    yield from _warm_start_numbers(oger.task)
     yield from _shown_template(oger.teachers.shown_template)
     yield from _hints(value["rollout.max_new_tokens"], oger)
     yield from _prefixes(value["rollout.n_samples_per_prompt"], oger.teachers, oger.prefix)
@@ -223,6 +225,18 @@ def _adaptive_kl(value: Mapping[str, Any]) -> Iterator[str]:
             f"algo.kl.horizon {horizon} is too short for the {rows} rollouts of a step: with a KL far below "
             f"algo.kl.target one step would bring the coefficient to 0; use more than {rows // 5}, e.g. {10 * rows}"
         )
+
+
+def _warm_start_numbers(task: TaskSettings) -> Iterator[str]:
+    name = "oger.task.warm_start_numbers"
+    try:
+        numbers = weights(task.warm_start_numbers)
+    except ValueError as error:
+        yield f"{name}: {error}"
+        return
+    for number in numbers:
+        if not (number.isdecimal() and int(number) in NUMBERS):
+            yield f"{name}: a problem has {NUMBERS.text} numbers, not {number!r}; write words, e.g. 3=0.5 4=0.5"
 
 
 def _draws(oger: OgerSettings) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import ClassVar
 from oger_recipe.base.ranges import COUNT, SEED, SHARE, Range
 from oger_recipe.settings.fields import FREE, OF_DATA, Section, setting
 
-_NUMBERS = Range("2 to 6", 2, 6)
+NUMBERS = Range("2 to 6", 2, 6)
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class TaskSettings(Section):
     cache: str = setting(
         "~/.cache/oger/tasks", "cache folder for built data and policies, keyed by content", resume=FREE
     )
-    num_numbers: int = setting(3, "how many numbers a Countdown problem has", range=_NUMBERS)
+    num_numbers: int = setting(3, "how many numbers a Countdown problem has", range=NUMBERS)
     max_number: int = setting(20, "largest number of a Countdown problem", range=Range("2 or more", 2))
     max_target: int = setting(100, "largest target of a Countdown problem", range=COUNT)
     operators: str = setting("+-*/", "operators of a Countdown problem")
@@ -30,7 +30,7 @@ class TaskSettings(Section):
     train_problems: int = setting(1024, "problems to train on", range=COUNT)
     eval_problems: int = setting(128, "held-out problems for each of eval_numbers", range=COUNT)
     eval_numbers: tuple[int, ...] = setting(
-        (), "how many numbers held-out problems have; each is a benchmark (default: task.num_numbers)", range=_NUMBERS
+        (), "how many numbers held-out problems have; each is a benchmark (default: task.num_numbers)", range=NUMBERS
     )
     wrong_teacher_share: float = setting(0.0, "share of teacher trajectories that are deliberately wrong", range=SHARE)
     teacher_solutions: str = setting(

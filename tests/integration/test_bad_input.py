@@ -359,6 +359,14 @@ def _with_prm(more: dict[str, Any]) -> str:
             "oger.teacher_gate_low 0.5 is above oger.teacher_gate 0.25",
         ),
         (
+            ["--oger.task.warm_start_numbers", "3=0.5,4=0.5"],
+            "oger.task.warm_start_numbers: a problem has 2 to 6 numbers, not '3=0.5,4'; write words, e.g. 3=0.5 4=0.5",
+        ),
+        (
+            ["--oger.task.warm_start_numbers", "3"],
+            "oger.task.warm_start_numbers: '3' is not name=weight with a weight of 0 or more",
+        ),
+        (
             ["--oger.teacher_draw", "lowest_entropy"],
             "oger.teacher_draw lowest_entropy goes by the policy's entropy when it sampled a teacher, which only its "
             "own earlier rollouts have: set oger.history_enters, or use shortest",
