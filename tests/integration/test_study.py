@@ -19,8 +19,8 @@ from oger_recipe.teachers.store import Teacher, write_teacher_store
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "study"
-LINES, STEPS_LINES, RIVALS, SOLUTIONS = (
-    read_jsonl(PAGES / f"{name}.jsonl") for name in ("results", "results_steps", "results_rivals", "results_solutions")
+LINES, STEPS_LINES, RIVALS, SOLUTIONS, CONFIRMED = (
+    read_jsonl(PAGES / f"results{name}.jsonl") for name in ("", "_steps", "_rivals", "_solutions", "_confirm")
 )
 
 
@@ -97,6 +97,7 @@ def test_two_arms_are_compared_in_every_k_over_the_seeds_that_both_have():
                 study.overview(LINES),
                 study.compared(LINES),
                 *study_solutions.tables(SOLUTIONS).split("\n\n"),
+                *study_solutions.tables(CONFIRMED).split("\n\n"),
             ],
         ),
         (PAGES / "study.md", [study.tables(LINES)]),
@@ -127,7 +128,7 @@ def test_what_pages_say_of_differences_is_in_the_tables_of_the_lines():
     section = (ROOT / "README.md").read_text().partition("## What teachers buy")[2].partition("\n## ")[0]
     registered = study_registered.tables(RIVALS)
     known = f"{study.tables(LINES)} {registered} {' '.join(f'p = {p}' for p in re.findall(r'0[.][0-9]+', registered))}"
-    known += study_solutions.tables(SOLUTIONS)
+    known += study_solutions.tables(SOLUTIONS) + study_solutions.tables(CONFIRMED)
     interval = r"[+-]?\d+\.\d+ \[[+-]?\d+\.\d+, [+-]?\d+\.\d+\]"
     said = re.findall(rf"[+-]?\d+\.\d ± \d+\.\d|p = 0\.\d+|{interval}", f"{text} {section}")
     variants = [
