@@ -23,8 +23,12 @@ import stand_ins
 from hang import HANG_S
 
 from oger_recipe.base.errors import RecipeError
+from oger_recipe.checks.combinations import combination_problems
+from oger_recipe.checks.settings import out_of_range
+from oger_recipe.cli import train, train_ppo_ray
 from oger_recipe.lab import study_solutions
 from oger_recipe.run_folder import checkpoints
+from oger_recipe.settings.parser import build_parser
 
 ROOT = Path(__file__).parents[2]
 NOTE = 'printf "%s\\n" "$(basename "$0") $*" >>"$NOTES/calls"\n'
@@ -437,7 +441,9 @@ if words[1] == "oger_recipe.cli.train":
     dry, run = "--dry-run" in words, pathlib.Path(words[words.index("--oger.run_dir") + 1])
     if dry:
         sys.exit("oger train: no such value" if value in os.environ.get("REFUSED", "").split() else 0)
-    (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+    for name in ("checkpoints", "samples"):
+        (run / name).mkdir(parents=True, exist_ok=True)
+    (run / "samples" / "step_00001.jsonl").touch()
     (run / "checkpoints" / "global_step1.json").write_text(os.environ.get("MANIFEST", '{"facts": {}}'))
     if os.environ.get("METRICS"):
         (run / "metrics.jsonl").write_text("{}")
@@ -582,6 +588,7 @@ def test_a_study_of_rivals_runs_every_arm_where_it_belongs_and_one_that_fails_is
     assert within == ["start", "grpo", "grpo_kl", "grpo_entropy", "grpo_low", "grpo_unclipped", *both]
     assert beyond == ["start", "sft_grpo", *both]
     assert {seed for _, _, seed in runs} == {"10"} and "study: 0 runs are left" in output
+    assert _problems(sweep) == []
     code, output = sweep.script("study.sh", "rivals", **chosen, ARMS="luffy hpt", FAIL="luffy", METRICS="1")
     assert code == 0, output
     ended = [(call[1], *call[4:]) for call in sweep.calls() if call[1] in ("add", "failed")]
@@ -600,6 +607,7 @@ def test_a_study_of_solutions_runs_every_arm_that_its_table_knows(sweep: Sweep) 
     assert {arm for arm in flags if "teacher_solutions same" in flags[arm]} == {"luffy_same"}
     assert {arm for arm in flags if '"kind":"uniqueness"' in flags[arm]} == {"uniqueness", "darling"}
     assert {arm for arm in flags if "--no-oger.loss_remove_clip" not in flags[arm]} == {"start"}
+    assert _problems(sweep) == []
 
 
 def test_a_confirmation_trains_clipped_arms_for_longer_from_both_policies(sweep: Sweep) -> None:
@@ -616,6 +624,7 @@ def test_a_confirmation_trains_clipped_arms_for_longer_from_both_policies(sweep:
     assert all(longer in call and "--no-oger.loss_remove_clip" in call for call in trained)
     assert not [call for call in calls if call not in trained and longer in call]
     assert sum("--actor.adam.lr 1e-4" in call for call in trained) == 8  # two of three arms
+    assert _problems(sweep) == []
 
 
 def test_a_study_on_text_starts_every_arm_from_one_policy_and_its_own_data(sweep: Sweep) -> None:
@@ -633,6 +642,7 @@ def test_a_study_on_text_starts_every_arm_from_one_policy_and_its_own_data(sweep
     assert all(data in each for each in (start, *others))
     assert sum("--oger.teacher_sources forward" in each for each in others) == 2  # one teacher
     assert sum("--oger.grader initial" in each for each in others) == 2
+    assert _problems(sweep) == []
 
 
 def test_a_study_of_a_fair_prm_makes_it_once_and_evaluates_it_on_rollouts_that_it_has_not_seen(sweep: Sweep) -> None:
@@ -661,6 +671,26 @@ def test_a_study_of_a_fair_prm_makes_it_once_and_evaluates_it_on_rollouts_that_i
         (folder / "prm" / f"{regime}.json").touch()
     code, output = sweep.script("study.sh", "fair", **chosen)
     assert code == 0 and not [call for call in sweep.calls() if call[:2] == ["oger_recipe.cli.main", "prm"]]
+
+
+@pytest.mark.parametrize(("study", "seed"), [("parts", "0"), ("steps", "1"), ("fair", "50")])
+def test_what_the_other_studies_train_with_are_settings_that_go_together(sweep: Sweep, study: str, seed: str) -> None:
+    """Those of the PRM's rollouts and of its base, too."""
+    code, output = sweep.script("study.sh", study, STUDY_DIR=str(sweep.folder / "study"), SEEDS=seed)
+    assert code == 0, output
+    assert _problems(sweep) == []
+
+
+def _problems(sweep: Sweep) -> list[str]:
+    """What a run of a script that trained by recipes would be refused for."""
+    calls = [call[1:] for call in sweep.calls() if call[0] == "oger_recipe.cli.train"]
+    assert len(calls) > 3
+    parser, found = build_parser(cpu=True), []
+    for call in calls:
+        known, flags = train.options().parse_known_args(call)
+        value = train_ppo_ray.settings_of(parser, flags, ROOT / known.recipe, train_judges=False)
+        found += [*out_of_range(value), *combination_problems(value)]
+    return found
 
 
 def test_setup_empties_no_folder_that_it_has_not_made(tmp_path: Path) -> None:
