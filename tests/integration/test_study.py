@@ -127,8 +127,8 @@ def test_what_pages_say_of_differences_is_in_the_tables_of_the_lines():
     text = (PAGES / "README.md").read_text()
     section = (ROOT / "README.md").read_text().partition("## What teachers buy")[2].partition("\n## ")[0]
     registered = study_registered.tables(RIVALS)
+    registered += study_solutions.tables(SOLUTIONS) + study_solutions.tables(CONFIRMED)
     known = f"{study.tables(LINES)} {registered} {' '.join(f'p = {p}' for p in re.findall(r'0[.][0-9]+', registered))}"
-    known += study_solutions.tables(SOLUTIONS) + study_solutions.tables(CONFIRMED)
     interval = r"[+-]?\d+\.\d+ \[[+-]?\d+\.\d+, [+-]?\d+\.\d+\]"
     said = re.findall(rf"[+-]?\d+\.\d ± \d+\.\d|p = 0\.\d+|{interval}", f"{text} {section}")
     variants = [
