@@ -67,7 +67,7 @@ fair)
     REGIMES="${REGIMES:-fair_steps_beyond_reach fair_steps_within_reach}"
     ARMS="${ARMS:-outcome min_outcome ahead_outcome sum_outcome appo_rule appo_outcome tppo_rule tppo_outcome}"
     # The base of the PRM has learnt problems of both kinds; registered.md has how its size is chosen.
-    prm_base=(--oger.task.hidden_size 96 --oger.task.num_layers 3 --oger.task.warm_start_numbers 3=0.5 4=0.5
+    prm_base=(--oger.task.hidden_size 96 --oger.task.num_layers 3 --oger.task.warm_start_numbers "3=0.5" "4=0.5"
         --oger.task.max_number 20 --oger.task.warm_start_steps 2000 --oger.task.warm_start_problems 5000)
     prm_training=(--learning_rate 1e-3 --batch_size 64 --micro_batch_size 64 --max_length 256)
     ;;
