@@ -88,6 +88,7 @@ esac
 bash scripts/setup.sh --cpu
 python="${OGER_VENV:-.venv}/bin/python"
 mkdir -p "$STUDY_DIR"
+rule='--oger.reward.sources=[{"name":"rule","kind":"verifier"}]' # alone
 prm=countdown-prm
 [[ $study != fair ]] || prm="$STUDY_DIR/prm/model"
 
@@ -104,6 +105,7 @@ arm_flags() {
     start) # the policy that all arms start from
         [[ $study != text ]] || grpo+=" --actor.model_name_or_path $BASE --oger.sft.epochs 1 --oger.sft.max_samples 1000 \
             --oger.sft.lr 1e-4 --oger.sft.batch_size 16 --oger.sft.micro_batch_size 16"
+        [[ $study != fair ]] || grpo+=" $rule" # asks no PRM
         echo "$grpo --oger.total_training_steps 0"
         ;;
     sft) echo "$grpo $sft --oger.sft.lr 1e-3 --oger.total_training_steps 0" ;;
@@ -177,7 +179,7 @@ rare() { # the keys of a second source, which pays right rollouts for a class th
 }
 
 make_prm() { # for block E, of rollouts that arithmetic labels: seed 4 evaluates what seeds 0 to 3 teach
-    local regime seed folder rule='--oger.reward.sources=[{"name":"rule","kind":"verifier"}]' recipe made
+    local regime seed folder recipe made
     for regime in fair_steps_beyond_reach fair_steps_within_reach; do
         recipe="configs/study/$regime.yaml"
         for seed in 0 1 2 3 4; do

@@ -682,7 +682,7 @@ def test_what_the_other_studies_train_with_are_settings_that_go_together(sweep: 
 
 
 def _problems(sweep: Sweep) -> list[str]:
-    """What a run of a script that trained by recipes would be refused for."""
+    """Return what ``oger train`` would refuse of the settings of a script's trainings."""
     calls = [call[1:] for call in sweep.calls() if call[0] == "oger_recipe.cli.train"]
     assert len(calls) > 3
     parser, found = build_parser(cpu=True), []
