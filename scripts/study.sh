@@ -240,12 +240,17 @@ run_arm() { # regime arm seed
     "$python" -m oger_recipe.cli.train --recipe "configs/study/$1.yaml" --oger.run_dir "$folder" --train.seed "$3" \
         --overwrite $flags || code=$?
     if ((code == 0)); then
-        "$python" -m "$report" add "$STUDY_DIR" "$1" "$2" "$3"
+        "$python" -m "$report" has "$STUDY_DIR" "$@" || "$python" -m "$report" add "$STUDY_DIR" "$@"
     elif ((code == 1)) && [[ $(find "$folder" -maxdepth 1 -name metrics.jsonl -newermt "@$began") ]]; then
-        "$python" -m "$report" failed "$STUDY_DIR" "$1" "$2" "$3" "$code"
+        "$python" -m "$report" failed "$STUDY_DIR" "$@" "$code"
     else
         exit "$code" # it was stopped, or could not begin
     fi
+}
+
+is_there() { # regime arm seed: its line, and of block C's start the policy, which another machine's line lacks
+    "$python" -m "$report" has "$STUDY_DIR" "$@" &&
+        [[ $study != text || $2 != start || -d "$STUDY_DIR/$1/start/$3/supervised_model" ]]
 }
 
 planned=()
@@ -265,7 +270,7 @@ made=0 left=${#planned[@]}
 for each in "${planned[@]}"; do
     read -r -a run <<<"$each"
     left=$((left - 1))
-    "$python" -m "$report" has "$STUDY_DIR" "${run[@]}" && continue
+    ! is_there "${run[@]}" || continue
     run_arm "${run[@]}"
     made=$((made + 1))
     minutes=$((SECONDS * left / made / 60))

@@ -451,7 +451,7 @@ if words[1] == "oger_recipe.cli.train":
         sys.exit(int(os.environ.get("CODE", "1")))
     (run / "summary.json").write_text(json.dumps({"finished": True}, indent=1))
 elif words[2] == "has":
-    sys.exit(1)
+    sys.exit(0 if os.environ.get("HAS") else 1)
 """
 
 
@@ -643,6 +643,15 @@ def test_a_study_on_text_starts_every_arm_from_one_policy_and_its_own_data(sweep
     assert sum("--oger.teacher_sources forward" in each for each in others) == 2  # one teacher
     assert sum("--oger.grader initial" in each for each in others) == 2
     assert _problems(sweep) == []
+    # Lines of another machine lack the policy: it is made once more, and its line is not.
+    (folder / "data").mkdir(exist_ok=True)
+    for is_policy, trained in ((False, [start]), (True, [])):
+        if is_policy:
+            policy.mkdir(parents=True)
+        code, output = sweep.script("study.sh", "text", STUDY_DIR=str(folder), SEEDS="40 41", BASE="a/model", HAS="1")
+        assert code == 0, output
+        assert [" ".join(call) for call in sweep.calls() if "--train.seed" in call] == trained
+        assert not [call for call in sweep.calls() if call[1] == "add"]
 
 
 def test_a_study_of_a_fair_prm_makes_it_once_and_evaluates_it_on_rollouts_that_it_has_not_seen(sweep: Sweep) -> None:
