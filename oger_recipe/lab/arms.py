@@ -7,7 +7,7 @@ results.jsonl, so that its folder need not be kept.
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,11 @@ from oger_recipe.report.summary import last_attempts
 Record = dict[str, Any]
 LEAST_POINTS = 25.0  # least length of an axis of scores, of 100
 START = Style(GREY, "d", ":")  # of the policy before training
+STEP_HEADS = {  # column of a table -> curve, and how its values are written
+    "score of a step": ("reward/prm/step_mean", "{:.2f}"),
+    "steps of reasoning": ("rollout/steps", "{:.1f}"),
+    "length": ("rollout/response_length", "{:.0f}"),
+}
 
 
 def record(folder: Path, regime: str, arm: str, seed: int, curves: Iterable[str]) -> Record:
@@ -95,6 +100,19 @@ def p_value(differences: list[float]) -> str:
 
     p = float(stats.ttest_1samp(differences, 0.0).pvalue)
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def step_cells(runs: Collection[Record]) -> list[str]:
+    """Write the columns of ``STEP_HEADS``: means over the runs, of the first and the last three steps of training.
+
+    A cell without values is empty.
+    """
+    cells = []
+    for curve, form in STEP_HEADS.values():
+        curves = [each["curves"][curve] for each in runs if each["curves"][curve]]
+        ends = [[values[:3] for values in curves], [values[-3:] for values in curves]]
+        cells.append(" to ".join(form.format(np.mean([np.mean(part) for part in end])) for end in ends if end))
+    return cells
 
 
 def smoothed(curves: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:

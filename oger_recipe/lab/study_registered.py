@@ -19,8 +19,19 @@ from oger_recipe.base.files import read_jsonl
 from oger_recipe.base.seeds import stable_seed
 from oger_recipe.evaluation.metrics import interval, metrics_by_problem, pass_at_k
 from oger_recipe.lab import arms
-from oger_recipe.lab.arms import START, Record, by_regime, draw_scores, name_arms, run, runs_by_arm
-from oger_recipe.report.panels import Line, Style, bare, save, styles
+from oger_recipe.lab.arms import (
+    START,
+    STEP_HEADS,
+    Record,
+    by_regime,
+    draw_curve,
+    draw_scores,
+    name_arms,
+    run,
+    runs_by_arm,
+    step_cells,
+)
+from oger_recipe.report.panels import Line, Style, bare, dress, from_zero, save, styles
 
 Floats = NDArray[np.float64]
 
@@ -162,17 +173,20 @@ def table(records: list[Record], regime: str) -> str:
     samples = next(each["samples"] for each in records if each["regime"] == regime)
     ks = [k for k in KS if k <= samples]
     heads = [f"avg@{samples}", *(f"pass@{k}" for k in ks[1:])]
-    lines = [
-        f"| {REGIMES[regime]} | seeds | {' | '.join(heads)} | entropy, end |",
-        "|" + "---|" * (3 + len(ks)),
-    ]
+    heads += ["entropy, end", *(STEP_HEADS if _scores_steps(regime) else ())]
+    lines = [f"| {REGIMES[regime]} | seeds | {' | '.join(heads)} |", "|" + "---|" * (2 + len(heads))]
     for arm in (name for name in ARMS if name in by_arm):
         runs = list(by_arm[arm].values())
         cells = [said(f"{regime} {arm} {k}", np.array([solved(each, k) for each in runs])) for k in ks]
         ends = [np.mean(each["curves"]["rollout/entropy"][-10:]) for each in runs if each["curves"]["rollout/entropy"]]
         cells.append(f"{np.mean(ends):.3f}" if ends else "")
+        cells += step_cells(runs) if _scores_steps(regime) else []
         lines.append(f"| {ARMS[arm]} | {len(runs)} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _scores_steps(regime: str) -> bool:
+    return regime.startswith("fair_steps")
 
 
 def overview(records: list[Record], k: int = 8) -> str:
@@ -236,7 +250,10 @@ def _differences(runs: Mapping[int, Record], others: Mapping[int, Record], k: in
 
 
 def draw(records: list[Record], path: Path) -> None:
-    """Draw, for every regime, the arms' pass@8, and pass@8 against avg over the evaluations of training."""
+    """Draw, for every regime, the arms' pass@8 or avg, and pass@8 against avg over the evaluations of training.
+
+    Where steps earn rewards the second panel has the length of responses instead, which shows how a reward is hacked.
+    """
     regimes = by_regime(records, REGIMES)
     figure = Figure(figsize=(13, 1.0 + 4.2 * len(regimes)), layout="constrained")
     panels = figure.subplots(len(regimes), 2, squeeze=False)
@@ -251,11 +268,13 @@ def draw(records: list[Record], path: Path) -> None:
             arm: [float(solved(each, k).mean()) for each in by_arm[arm].values()] for arm in ARMS if arm in by_arm
         }
         draw_scores(scores, of_arms, ARMS, looks, f"{REGIMES[regime]}: held-out {score}, %")
-        _draw_while_training(training, by_arm, looks)
-        training.set_title(f"{REGIMES[regime]}: pass@8 against avg while training, %", loc="left", fontsize=9.5)
-    save(
-        figure, path, note="small dots: seeds; bars: 95 % intervals over them; lines: means over seeds, by evaluation"
-    )
+        if _scores_steps(regime):
+            _draw_lengths(training, by_arm, looks)
+            dress(training, f"{REGIMES[regime]}: length of responses in training, tokens", legend=False)
+        else:
+            _draw_while_training(training, by_arm, looks)
+            training.set_title(f"{REGIMES[regime]}: pass@8 against avg while training, %", loc="left", fontsize=9.5)
+    save(figure, path, note="small dots: seeds; bars: 95 % intervals over them; lines: means over seeds")
 
 
 def _looks(drawn: Collection[str]) -> dict[str, Style]:
@@ -267,6 +286,13 @@ def _looks(drawn: Collection[str]) -> dict[str, Style]:
     bases = [arm for arm in ARMS if arm in drawn and variants.get(arm, (arm,))[0] == arm and arm != "start"]
     looks = styles(bases) | {"start": START}
     return looks | {arm: replace(looks[base], line=line) for arm, (base, line) in variants.items() if arm in drawn}
+
+
+def _draw_lengths(panel: Axes, by_arm: Mapping[str, Mapping[int, Record]], looks: Mapping[str, Style]) -> None:
+    for arm in (name for name in ARMS if name in by_arm and name != "start"):
+        lengths = [each["curves"]["rollout/response_length"] for each in by_arm[arm].values()]
+        draw_curve(panel, lengths, looks[arm], banded=True)
+    from_zero(panel)
 
 
 def _draw_while_training(panel: Axes, by_arm: Mapping[str, Mapping[int, Record]], looks: Mapping[str, Style]) -> None:

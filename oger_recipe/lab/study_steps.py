@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from oger_recipe.lab import arms
 from oger_recipe.lab.arms import (
     START,
+    STEP_HEADS,
     Record,
     by_regime,
     draw_curve,
@@ -23,6 +23,7 @@ from oger_recipe.lab.arms import (
     points,
     run,
     runs_by_arm,
+    step_cells,
 )
 from oger_recipe.report.panels import dress, from_zero, save, styles
 
@@ -69,8 +70,8 @@ def table(records: list[Record], regime: str) -> str:
     """Write Markdown, one row an arm, in points; differences are from the run with outcome alone of the same seed."""
     by_arm = runs_by_arm(records, regime)
     lines = [
-        f"| {REGIMES[regime]} | seeds | {SCORE.replace('_at_', '@')} | against outcome | pass@8 | score of a step "
-        "| steps of reasoning | length |",
+        f"| {REGIMES[regime]} | seeds | {SCORE.replace('_at_', '@')} | against outcome | pass@8 "
+        f"| {' | '.join(STEP_HEADS)} |",
         "|" + "---|" * 8,
     ]
     for arm in (name for name in ARMS if name in by_arm):
@@ -78,25 +79,13 @@ def table(records: list[Record], regime: str) -> str:
         against = "" if arm in ("start", "outcome") else gains(runs, by_arm.get("outcome", {}), _score)
         cells = [ARMS[arm], str(len(runs)), points([_score(each) for each in runs.values()]), against]
         cells.append(points([each["held_out"]["pass_at_8"] for each in runs.values()]))
-        cells += [_ends(runs, name, form) for name, form in (
-            ("reward/prm/step_mean", "{:.2f}"), ("rollout/steps", "{:.1f}"), ("rollout/response_length", "{:.0f}")
-        )]  # fmt: skip
+        cells += step_cells(runs.values())
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def _score(record: Record) -> float:
     return float(record["held_out"][SCORE])
-
-
-def _ends(runs: dict[int, Record], curve: str, form: str) -> str:
-    """Average over the seeds, for the first and the last three steps; empty without values."""
-    curves = [each["curves"][curve] for each in runs.values() if each["curves"][curve]]
-    if not curves:
-        return ""
-    return " to ".join(form.format(np.mean([np.mean(part) for part in parts])) for parts in (
-        [values[:3] for values in curves], [values[-3:] for values in curves]
-    ))  # fmt: skip
 
 
 def draw(records: list[Record], path: Path) -> None:

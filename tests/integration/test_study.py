@@ -310,6 +310,19 @@ def test_of_fewer_samples_there_are_fewer_columns():
     assert row.startswith("| LUFFY | 1 | 50.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | 0.250 |")
 
 
+def test_where_steps_earn_rewards_the_table_says_how_they_change_and_the_figure_how_long_responses_are(tmp_path: Path):
+    curves = {name: [1.0, 1.0, 1.0, 4.0, 4.0, 7.0] for name in study_registered.CURVES}
+    run = _rivals_run("outcome", 50, {"20": [8], "30": [8]}, "fair_steps_beyond_reach") | {"curves": curves}
+    start = _rivals_run("start", 50, {"0": [0]}, "fair_steps_beyond_reach")
+    start["curves"] = {name: [] for name in study_registered.CURVES}
+    rows = _rows(study_registered.tables([start, run, run | {"seed": 51}]))
+    # Of six steps all (18 / 6), and the first and the last three.
+    assert rows["outcome alone"][-4:] == ["3.000", "1.00 to 5.00", "1.0 to 5.0", "1 to 5"]
+    assert rows["before training"][-4:] == [""] * 4
+    study_registered.draw([start, run], tmp_path / "fair.png")
+    assert (tmp_path / "fair.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_p_values_are_corrected_within_a_block():
     """One comparison of block A and one of its continuation: of each the p-value is the corrected one."""
     records = [
