@@ -37,7 +37,7 @@ def counted(stage: int, gradients: str | None) -> float:
     import deepspeed
     from openrlhf.utils.deepspeed.deepspeed_utils import get_train_ds_config
 
-    adam = {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}}
+    adam = {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True, "fused": True}}
     config = get_train_ds_config(False, False, stage, zpg=1, grad_accum_dtype=gradients, optim_config=adam)
     config |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2}
     # Buffers, whose size does not depend on the model, are not meant: here they are as good as none.

@@ -454,15 +454,16 @@ def _optimizer_section(optimizer: dict[str, Any] | None) -> dict[str, Any] | Non
 
 
 def _adam() -> str:
-    """The class that DeepSpeed builds from the AdamW part of that configuration."""
+    """The class that DeepSpeed builds from the AdamW part of that configuration, and what it adds to its arguments."""
     from deepspeed.runtime.engine import DeepSpeedEngine
 
     section = _optimizer_section({"type": "AdamW", "params": dict(ADAMW["params"])})
     assert section is not None
     engine = SimpleNamespace(zero_use_cpu_optimizer=lambda: False)
     optimizer, _ = DeepSpeedEngine.get_optimizer_configuration(engine, section["params"], True)
-    assert section["params"] == ADAMW["params"]  # all that is left for the optimizer's constructor
-    return f"{optimizer.__module__}.{optimizer.__qualname__}"
+    assert section["params"].items() >= ADAMW["params"].items()  # what is left for the optimizer's constructor
+    added = {name: value for name, value in section["params"].items() if name not in ADAMW["params"]}
+    return f"{optimizer.__module__}.{optimizer.__qualname__} {added}"
 
 
 def _buffer_device() -> str:
@@ -674,8 +675,8 @@ def test_openrlhf_still_leaves_deepspeed_to_choose_an_adam_that_it_compiles(trai
     assert training["upstream_adam"].startswith("deepspeed.ops.")
 
 
-def test_with_the_patch_deepspeed_takes_torchs_adamw_and_other_configurations_are_unchanged(training):
-    assert training["once"]["adam"] == "torch.optim.adamw.AdamW"
+def test_with_the_patch_deepspeed_takes_torchs_fused_adamw_and_other_configurations_are_unchanged(training):
+    assert training["once"]["adam"] == "torch.optim.adamw.AdamW {'fused': True}"
     assert training["once"]["muon"] == {"type": "Muon", "params": {"lr": 1e-3}}
     assert training["once"]["no_optimizer"] is None
 
