@@ -99,8 +99,9 @@ def apply_engine_patches() -> None:
     torch_store_address.apply()
     if not is_without_cuda():
         return
-    from oger_recipe.patches import torch_cpu_products, vllm_linear_weights, weight_sync_gloo
+    from oger_recipe.patches import torch_cpu_products, vllm_cpu_sampler, vllm_linear_weights, weight_sync_gloo
 
     torch_cpu_products.apply()
+    vllm_cpu_sampler.apply()
     vllm_linear_weights.apply()
     weight_sync_gloo.apply()

