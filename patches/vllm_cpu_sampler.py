@@ -26,4 +26,4 @@ def apply() -> None:
         draw = TopKTopPSampler.forward_native if len(generators) == len(logits) else upstream
         return draw(self, logits, generators, k, p)
 
-    TopKTopPSampler.forward_cpu = forward_cpu
+    TopKTopPSampler.forward_cpu = forward_cpu  # type: ignore[method-assign]

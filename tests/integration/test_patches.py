@@ -311,7 +311,7 @@ def engine_process() -> dict[str, Any]:
 
 
 def _samples() -> dict[str, Any]:
-    """Of three rows, where all have a seed, and where two have: the tokens, and whether noise was drawn without one."""
+    """Of three rows, of which all or two have a seed: the tokens, and whether noise was drawn without a seed."""
     sampler = _symbol("vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler")()
     logits, found = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)), {}
     for seeded in (3, 2):
