@@ -19,8 +19,8 @@ from oger_recipe.teachers.store import Teacher, write_teacher_store
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "study"
-LINES, STEPS_LINES, RIVALS, SOLUTIONS, CONFIRMED = (
-    read_jsonl(PAGES / f"results{name}.jsonl") for name in ("", "_steps", "_rivals", "_solutions", "_confirm")
+LINES, STEPS_LINES, RIVALS, SOLUTIONS, CONFIRMED, FAIR = (
+    read_jsonl(PAGES / f"results{name}.jsonl") for name in ("", "_steps", "_rivals", "_solutions", "_confirm", "_fair")
 )
 
 
@@ -98,6 +98,7 @@ def test_two_arms_are_compared_in_every_k_over_the_seeds_that_both_have():
                 study.compared(LINES),
                 *study_solutions.tables(SOLUTIONS).split("\n\n"),
                 *study_solutions.tables(CONFIRMED).split("\n\n"),
+                *study_registered.tables(FAIR).split("\n\n"),
             ],
         ),
         (PAGES / "study.md", [study.tables(LINES)]),
@@ -126,7 +127,7 @@ def test_what_pages_say_of_differences_is_in_the_tables_of_the_lines():
 
     text = (PAGES / "README.md").read_text()
     section = (ROOT / "README.md").read_text().partition("## What teachers buy")[2].partition("\n## ")[0]
-    registered = study_registered.tables(RIVALS)
+    registered = study_registered.tables(RIVALS) + study_registered.tables(FAIR)
     registered += study_solutions.tables(SOLUTIONS) + study_solutions.tables(CONFIRMED)
     p_values = re.findall(r"[|] (\S+) [|] (\S+) [|]$", registered, re.MULTILINE)  # of comparisons, the last two cells
     assert len(p_values) > 20
