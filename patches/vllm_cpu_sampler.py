@@ -16,7 +16,7 @@ SOURCE_SHA256 = "a72923c2aa685b9d9db43ee83cb70d103daf8f78ad7ce7a4fd72f50070de197
 
 @functools.cache
 def apply() -> None:
-    """Let samplers that are built later in this process take vLLM's other path where every row has a seed."""
+    """Make samplers that are built later in this process draw once where every row has a seed."""
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
     upstream = TopKTopPSampler.forward_cpu

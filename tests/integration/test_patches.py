@@ -687,7 +687,7 @@ def test_with_the_patch_openrlhf_models_is_imported_and_transformers_sees_no_fla
 
 
 def test_openrlhf_still_leaves_deepspeed_to_choose_an_adam_that_it_compiles(training):
-    assert training["upstream_adam"].startswith("deepspeed.ops.")
+    assert training["upstream_adam"].startswith("deepspeed.ops.") and training["upstream_adam"].endswith(" {}")
 
 
 def test_with_the_patch_deepspeed_takes_torchs_fused_adamw_and_other_configurations_are_unchanged(training):
