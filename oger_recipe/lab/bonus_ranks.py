@@ -1,7 +1,7 @@
 """What a bonus does in the groups of a run: how much of what is trained it is, and which right rollouts earn more."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import combinations
 from pathlib import Path
 
@@ -51,8 +51,17 @@ def _squares(values: list[float]) -> float:
     return float(np.sum((np.array(values) - np.mean(values)) ** 2)) if values else 0.0
 
 
-def groups_of(folder: Path) -> Iterator[Group]:
-    """Give the groups of a Countdown run's recorded samples, all steps of it; teachers' rows are no rollouts."""
+def countdown_class(text: str, answer: str) -> str | None:
+    """Return the class of a Countdown solution; None if it is not right."""
+    verdict = verify_countdown(text, answer)
+    return verdict.solution if verdict.score == 1 else None
+
+
+def groups_of(folder: Path, class_of: Callable[[str, str], str | None] = countdown_class) -> Iterator[Group]:
+    """Give the groups of a run's recorded samples, all steps of it; teachers' rows are no rollouts.
+
+    ``class_of`` takes a text and the problem's answer.
+    """
     teachers = TeacherStore(folder / "data" / "teachers.arrow")
     for path in sorted((folder / "samples").glob("step_*.jsonl")):
         groups: dict[str, list[Record]] = {}
@@ -62,12 +71,7 @@ def groups_of(folder: Path) -> Iterator[Group]:
             own = [row for row in rows if not row["off_policy"]]
             answer = rows[0]["answer"]
             found = [
-                (row["total_reward" if "total_reward" in row else "reward"], _class(row["text"], answer))
+                (row["total_reward" if "total_reward" in row else "reward"], class_of(row["text"], answer))
                 for row in own
             ]
-            yield found, set(filter(None, (_class(teacher.text, answer) for teacher in teachers[uid])))
-
-
-def _class(text: str, answer: str) -> str | None:
-    verdict = verify_countdown(text, answer)
-    return verdict.solution if verdict.score == 1 else None
+            yield found, set(filter(None, (class_of(teacher.text, answer) for teacher in teachers[uid])))

@@ -31,6 +31,8 @@ from oger_recipe.lab.arms import (
     runs_by_arm,
     step_cells,
 )
+from oger_recipe.lab.bonus_ranks import bonus_ranks, groups_of
+from oger_recipe.lab.word_problems import class_of
 from oger_recipe.report.panels import Line, Style, bare, dress, from_zero, save, styles
 
 Floats = NDArray[np.float64]
@@ -62,10 +64,11 @@ ARMS = {
     "tppo_rule": "TPPO, outcome alone",
     "tppo_outcome": "TPPO, sum-form and outcome",
 }
+TEXT = "word_problems"
 REGIMES = {
     "rivals_within_reach": "within reach",
     "rivals_beyond_reach": "beyond reach",
-    "word_problems": "word problems",
+    TEXT: "word problems",
     "fair_steps_beyond_reach": "rewards for steps, beyond reach",
     "fair_steps_within_reach": "rewards for steps, within reach",
 }
@@ -73,6 +76,12 @@ CURVES = (
     "rollout/solve_rate", "rollout/solve_none", "rollout/entropy", "rollout/response_length",
     "oger/bonus_of_correct", "oger/bonus_of_correct_std_in_group", "rollout/steps", "reward/prm/step_mean",
 )  # fmt: skip
+# Columns of word problems: a run's figure in training, and what it is multiplied by; bonus_ranks.py has the shares.
+TEXT_HEADS: dict[str, Callable[[Record], float]] = {
+    "bonus, spread in a group": lambda run: float(np.mean(run["curves"]["oger/bonus_of_correct_std_in_group"] or 0)),
+    "of the variance, %": lambda run: 100 * run["ranks"]["share"],
+    "groups of several ways, %": lambda run: 100 * run["ranks"]["several"],
+}
 KS = (1, 4, 8, 32)  # of pass@k, as far as there are samples; pass@1 is avg
 SHOWN_K = {"rivals_within_reach": 8}  # of the figure's pass@k; elsewhere it has avg
 # The comparisons of each block, whose p-values are corrected together: regime, k of pass@k, two arms.
@@ -86,7 +95,7 @@ COMPARED = {
         (_IN, 8, "luffy_low", "grpo_low"), (_IN, 8, "luffy_clip", "grpo"),
         (_OUT, 1, "oger_low", "sft_grpo"), (_OUT, 1, "oger_clip", "oger"),
     ],
-    "C": [("word_problems", 1, *pair) for pair in (("luffy", "grpo"), ("oger", "luffy"), ("luffy", "luffy_one"))],
+    "C": [(TEXT, 1, *pair) for pair in (("luffy", "grpo"), ("oger", "luffy"), ("luffy", "luffy_one"))],
     "E": [
         *((_STEPS, 1, f"{credit}_outcome", "outcome") for credit in ("min", "ahead", "sum")),
         *((_STEPS, 1, f"{estimator}_outcome", f"{estimator}_rule") for estimator in ("appo", "tppo")),
@@ -97,8 +106,9 @@ _LAST, _DRAWS = 2, 4000  # evaluations that count, and draws of a bootstrap
 
 
 def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
-    """Return the line of one finished run."""
-    return counted(folder, regime, arm, seed, "right", _right)
+    """Return the line of one finished run; of word problems with what a bonus did in training (bonus_ranks.py)."""
+    line = counted(folder, regime, arm, seed, "right", _right)
+    return line | ({"ranks": bonus_ranks(groups_of(folder, class_of))} if regime == TEXT else {})
 
 
 def counted(
@@ -173,20 +183,26 @@ def table(records: list[Record], regime: str) -> str:
     samples = next(each["samples"] for each in records if each["regime"] == regime)
     ks = [k for k in KS if k <= samples]
     heads = [f"avg@{samples}", *(f"pass@{k}" for k in ks[1:])]
-    heads += ["entropy, end", *(STEP_HEADS if _scores_steps(regime) else ())]
+    heads += ["entropy, end", *(STEP_HEADS if _scores_steps(regime) else TEXT_HEADS if regime == TEXT else ())]
     lines = [f"| {REGIMES[regime]} | seeds | {' | '.join(heads)} |", "|" + "---|" * (2 + len(heads))]
     for arm in (name for name in ARMS if name in by_arm):
         runs = list(by_arm[arm].values())
         cells = [said(f"{regime} {arm} {k}", np.array([solved(each, k) for each in runs])) for k in ks]
         ends = [np.mean(each["curves"]["rollout/entropy"][-10:]) for each in runs if each["curves"]["rollout/entropy"]]
         cells.append(f"{np.mean(ends):.3f}" if ends else "")
-        cells += step_cells(runs) if _scores_steps(regime) else []
+        cells += step_cells(runs) if _scores_steps(regime) else _text_cells(runs) if regime == TEXT else []
         lines.append(f"| {ARMS[arm]} | {len(runs)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _scores_steps(regime: str) -> bool:
     return regime.startswith("fair_steps")
+
+
+def _text_cells(runs: Sequence[Record]) -> list[str]:
+    """Write the columns of ``TEXT_HEADS``, means over runs; empty for a policy that was not trained."""
+    trained = [each for each in runs if each["steps"]]
+    return [f"{np.mean([value(each) for each in trained]):.2g}" if trained else "" for value in TEXT_HEADS.values()]
 
 
 def overview(records: list[Record], k: int = 8) -> str:

@@ -5,12 +5,14 @@ user brings (docs/data.md): columns prompt, answer, task, teachers.
 """
 
 import random
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from oger_recipe.base.files import write_jsonl
+from oger_recipe.grading.verifiers.gsm8k import verify_gsm8k
 
 TRAIN, HELD_OUT = 1920, 128
 NAMES = ("Anna", "Ben", "Carla", "Daniel", "Emma", "Frank", "Grace", "Henry")
@@ -67,6 +69,17 @@ def row(numbers: tuple[int, int, int], rng: random.Random) -> dict[str, Any]:
             {"source": name, "text": f" {teacher(*numbers)} #### {answer}"} for name, teacher in TEACHERS.items()
         ],
     }
+
+
+def class_of(text: str, answer: str) -> str | None:
+    """Name a right solution by its sums and differences, whatever their order and that of a sum's numbers; None if it
+    is not right."""
+    if verify_gsm8k(text, answer).score != 1:
+        return None
+    found = re.findall(r"(\d+)([+-])(\d+)", text)
+    return " ".join(
+        sorted(sign.join(sorted((left, right)) if sign == "+" else (left, right)) for left, sign, right in found)
+    )
 
 
 def main() -> None:

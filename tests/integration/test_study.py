@@ -305,10 +305,46 @@ def test_rivals_are_compared_by_seed_and_problem():
 
 
 def test_of_fewer_samples_there_are_fewer_columns():
-    run = _rivals_run("luffy", 40, {"30": [16, 0]}) | {"regime": "word_problems", "samples": 16}
-    head, _, row = study_registered.table([run], "word_problems").splitlines()
+    run = _rivals_run("luffy", 40, {"30": [16, 0]}) | {"samples": 16}
+    head, _, row = study_registered.table([run], "rivals_within_reach").splitlines()
     assert "| avg@16 | pass@4 | pass@8 | entropy, end |" in head
     assert row.startswith("| LUFFY | 1 | 50.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | 0.250 |")
+
+
+def test_of_word_problems_the_table_says_what_the_bonus_is():
+    run = _rivals_run("oger", 40, {"30": [8]}, "word_problems")
+    run["curves"] |= {"oger/bonus_of_correct_std_in_group": [0.01, 0.03]}
+    other = run | {"seed": 41, "ranks": {"share": 0.03, "several": 0.75}}
+    other["curves"] = run["curves"] | {"oger/bonus_of_correct_std_in_group": []}  # no bonus: no curve
+    start = _rivals_run("start", 40, {"0": [0]}, "word_problems") | {"steps": 0}
+    rows = _rows(
+        study_registered.table([start, run | {"ranks": {"share": 0.01, "several": 0.25}}, other], "word_problems")
+    )
+    # Of 0.02 and 0, 1 and 3 %, 25 and 75 %.
+    assert rows["OGER"][-3:] == ["0.01", "2", "50"]
+    assert rows["before training"][-3:] == ["", "", ""]
+
+
+def test_a_run_on_word_problems_keeps_what_its_bonus_did(tmp_path: Path):
+    folder = tmp_path / "word_problems" / "oger" / "40"
+    _write_evaluation(folder, 10, [{"uid": "a", "benchmark": "gsm8k", "sample": 0, "score": 1.0, "extracted": "17"}])
+    (folder / "data").mkdir(exist_ok=True)
+    write_teacher_store(
+        {"b": [Teacher("forward", " 30+12=42, 42-25=17 #### 17", [], 1.0, 1.0)]}, folder / "data" / "teachers.arrow"
+    )
+    rows = [
+        {"uid": "b", "answer": "17", "text": f" {text} #### {found}", "off_policy": False, "reward": reward}
+        for text, found, reward in (
+            ("12+30=42, 42-25=17", 17, 1.0), ("30-25=5, 5+12=17", 17, 1.5),
+            ("12+5=17 of 30-25=5", 17, 1.5), ("30-25=4, 4+12=16", 16, 0.0),
+        )
+    ]  # fmt: skip
+    (folder / "samples").mkdir()
+    (folder / "samples" / "step_00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # The teacher's way and two of another earn 1, 1.5 and 1.5 (1/6 of squares), one wrong 0 (3/2 of all).
+    assert study_registered.record(folder, "word_problems", "oger", 40)["ranks"] == {
+        "share": pytest.approx(1 / 9), "several": 1.0, "rarer": [0.0, 2], "new": [2.0, 2]
+    }  # fmt: skip
 
 
 def test_where_steps_earn_rewards_the_table_says_how_they_change_and_the_figure_how_long_responses_are(tmp_path: Path):
