@@ -58,7 +58,8 @@ def countdown_class(text: str, answer: str) -> str | None:
 
 
 def groups_of(folder: Path, class_of: Callable[[str, str], str | None] = countdown_class) -> Iterator[Group]:
-    """Give the groups of a run's recorded samples, all steps of it; teachers' rows are no rollouts.
+    """Give the groups of a run's recorded samples, all steps of it: the rollouts that were trained, which are neither
+    teachers' rows nor the rollouts that these replaced.
 
     ``class_of`` takes a text and the problem's answer.
     """
@@ -68,10 +69,7 @@ def groups_of(folder: Path, class_of: Callable[[str, str], str | None] = countdo
         for row in read_jsonl(path):
             groups.setdefault(row["uid"], []).append(row)
         for uid, rows in groups.items():
-            own = [row for row in rows if not row["off_policy"]]
             answer = rows[0]["answer"]
-            found = [
-                (row["total_reward" if "total_reward" in row else "reward"], class_of(row["text"], answer))
-                for row in own
-            ]
+            own = [row for row in rows if not row["off_policy"] and not row.get("replaced")]
+            found = [(row["total_reward"], class_of(row["text"], answer)) for row in own]
             yield found, set(filter(None, (class_of(teacher.text, answer) for teacher in teachers[uid])))

@@ -85,7 +85,11 @@ TEXT_HEADS: dict[str, Callable[[Record], float]] = {
 KS = (1, 4, 8, 32)  # of pass@k, as far as there are samples; pass@1 is avg
 SHOWN_K = {"rivals_within_reach": 8}  # of the figure's pass@k; elsewhere it has avg
 # The comparisons of each block, whose p-values are corrected together: regime, k of pass@k, two arms.
-_IN, _OUT, _STEPS = "rivals_within_reach", "rivals_beyond_reach", "fair_steps_beyond_reach"
+_IN, _OUT = "rivals_within_reach", "rivals_beyond_reach"
+_STEPS = [
+    *((f"{credit}_outcome", "outcome") for credit in ("min", "ahead", "sum")),
+    *((f"{estimator}_outcome", f"{estimator}_rule") for estimator in ("appo", "tppo")),
+]
 COMPARED = {
     "A": [
         *((_IN, 8, "luffy", arm) for arm in ("grpo", "grpo_kl", "grpo_entropy", "grpo_low")),
@@ -96,10 +100,8 @@ COMPARED = {
         (_OUT, 1, "oger_low", "sft_grpo"), (_OUT, 1, "oger_clip", "oger"),
     ],
     "C": [(TEXT, 1, *pair) for pair in (("luffy", "grpo"), ("oger", "luffy"), ("luffy", "luffy_one"))],
-    "E": [
-        *((_STEPS, 1, f"{credit}_outcome", "outcome") for credit in ("min", "ahead", "sum")),
-        *((_STEPS, 1, f"{estimator}_outcome", f"{estimator}_rule") for estimator in ("appo", "tppo")),
-    ],
+    "E": [("fair_steps_beyond_reach", 1, *pair) for pair in _STEPS],
+    "E, within reach, not registered": [("fair_steps_within_reach", 1, *pair) for pair in _STEPS],
 }  # fmt: skip
 _VARIANTS: dict[str, Line] = {"": "-", "_clip": "--", "_low": ":"}  # of an arm with teachers: one colour and marker
 _LAST, _DRAWS = 2, 4000  # evaluations that count, and draws of a bootstrap

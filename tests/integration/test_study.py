@@ -333,7 +333,7 @@ def test_a_run_on_word_problems_keeps_what_its_bonus_did(tmp_path: Path):
         {"b": [Teacher("forward", " 30+12=42, 42-25=17 #### 17", [], 1.0, 1.0)]}, folder / "data" / "teachers.arrow"
     )
     rows = [
-        {"uid": "b", "answer": "17", "text": f" {text} #### {found}", "off_policy": False, "reward": reward}
+        {"uid": "b", "answer": "17", "text": f" {text} #### {found}", "off_policy": False, "total_reward": reward}
         for text, found, reward in (
             ("12+30=42, 42-25=17", 17, 1.0), ("30-25=5, 5+12=17", 17, 1.5),
             ("12+5=17 of 30-25=5", 17, 1.5), ("30-25=4, 4+12=16", 16, 0.0),
@@ -509,9 +509,11 @@ def test_a_run_keeps_the_classes_of_right_solutions_and_how_many_there_are(tmp_p
         write_teacher_store({"b": [teacher]}, tmp_path / "many_solutions" / arm / "20" / "data" / "teachers.arrow")
     rows = [
         {"uid": "b", "answer": json.dumps({"numbers": [1, 2, 3], "target": 6}), "text": f"<answer>{said}</answer>",
-         "off_policy": said == "1+2+3", "reward": 1.0, "total_reward": reward}
+         "off_policy": said == "1+2+3", "total_reward": reward}
         for said, reward in (("1+2+3", 9.0), ("3+2+1", 1.0), ("1*2*3", 1.5), ("2*3*1", 1.5), ("1+2-3", 0.0))
     ]  # fmt: skip
+    rows.append(rows[2] | {"replaced": True})  # by the teacher: recorded before it would have earned a bonus
+    del rows[-1]["total_reward"]
     samples = tmp_path / "many_solutions" / "grpo" / "20" / "samples" / "step_00001.jsonl"
     samples.parent.mkdir()
     samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
