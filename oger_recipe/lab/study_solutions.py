@@ -191,7 +191,7 @@ def _ranked(records: list[Record]) -> dict[str, dict[str, tuple[float, int]]]:
 def paid(records: list[Record]) -> str:
     """Write which right rollouts each bonus pays more, as Markdown, one row an arm that has a bonus, in percent."""
     rows = [
-        f"| {ARMS[arm]} | {each['share'][1]} | {100 * each['share'][0]:.1f} | {100 * each['several'][0]:.0f} | "
+        f"| {ARMS[arm]} | {each['share'][1]} | {100 * each['share'][0]:.2g} | {100 * each['several'][0]:.0f} | "
         f"{' | '.join(f'{100 * each[kind][0]:.0f} (of {each[kind][1]:,})' for kind in ('rarer', 'new'))} |"
         for arm, each in _ranked(records).items()
     ]
@@ -237,7 +237,7 @@ def _draw_paid(panel: Axes, ranked: Mapping[str, Mapping[str, tuple[float, int]]
         for kind, face in (("rarer", look.colour), ("new", "none")):
             x = 100 * each[kind][0]
             panel.plot(x, place, marker=look.marker, color=look.colour, markerfacecolor=face, markersize=9)
-        said = f"{100 * each['share'][0]:.1f} % of the variance within groups"
+        said = f"{100 * each['share'][0]:.2g} % of the variance within groups"
         panel.annotate(said, (73, place), va="center", fontsize=8)
     panel.axvline(50, color=GREY, linestyle=":")
     panel.set_yticks(range(len(ranked)), [ARMS[arm] for arm in ranked], fontsize=8)

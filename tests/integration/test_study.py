@@ -487,7 +487,7 @@ def test_only_what_is_paid_is_told_of_bonuses():
     records.append({"arm": "luffy", "ranks": other | {"share": 0.0}})
     # 1 and 3, 25 and 35 on average; 3 of 6 pairs each.
     assert _rows(study_solutions.paid(records)) == {
-        "OGER, different ones": ["2", "2.0", "30", "50 (of 6)", "50 (of 6)"]
+        "OGER, different ones": ["2", "2", "30", "50 (of 6)", "50 (of 6)"]
     }
     assert study_solutions.paid(records[2:]) == ""
 
