@@ -486,9 +486,7 @@ def test_only_what_is_paid_is_told_of_bonuses():
     records = [{"arm": "oger", "ranks": ranks}, {"arm": "oger", "ranks": other}, {"arm": "grpo"}]
     records.append({"arm": "luffy", "ranks": other | {"share": 0.0}})
     # 1 and 3, 25 and 35 on average; 3 of 6 pairs each.
-    assert _rows(study_solutions.paid(records)) == {
-        "OGER, different ones": ["2", "2", "30", "50 (of 6)", "50 (of 6)"]
-    }
+    assert _rows(study_solutions.paid(records)) == {"OGER, different ones": ["2", "2", "30", "50 (of 6)", "50 (of 6)"]}
     assert study_solutions.paid(records[2:]) == ""
 
 
