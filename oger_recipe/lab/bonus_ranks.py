@@ -52,16 +52,16 @@ def _squares(values: list[float]) -> float:
 
 
 def countdown_class(text: str, answer: str) -> str | None:
-    """Return the class of a Countdown solution; None if it is not right."""
+    """Return the class of a Countdown response's solution; None if it is not right."""
     verdict = verify_countdown(text, answer)
     return verdict.solution if verdict.score == 1 else None
 
 
 def groups_of(folder: Path, class_of: Callable[[str, str], str | None] = countdown_class) -> Iterator[Group]:
-    """Give the groups of a run's recorded samples, all steps of it: the rollouts that were trained, which are neither
-    teachers' rows nor the rollouts that these replaced.
+    """Yield the groups of a run's recorded samples, of all its steps. A group has the policy's rollouts that were
+    trained: no teacher's rows, and no rollout that a teacher replaced.
 
-    ``class_of`` takes a text and the problem's answer.
+    ``class_of`` takes a response and the problem's answer, and returns the solution's class; None if it is not right.
     """
     teachers = TeacherStore(folder / "data" / "teachers.arrow")
     for path in sorted((folder / "samples").glob("step_*.jsonl")):

@@ -5,7 +5,7 @@ were right, so that intervals are over seeds and problems, and arms can be compa
 """
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ CURVES = (
     "rollout/solve_rate", "rollout/solve_none", "rollout/entropy", "rollout/response_length",
     "oger/bonus_of_correct", "oger/bonus_of_correct_std_in_group", "rollout/steps", "reward/prm/step_mean",
 )  # fmt: skip
-# Columns of word problems: a run's figure in training, and what it is multiplied by; bonus_ranks.py has the shares.
+# Columns of the table of word problems -> what a run has there, of its training; bonus_ranks.py has the shares.
 TEXT_HEADS: dict[str, Callable[[Record], float]] = {
     "bonus, spread in a group": lambda run: float(np.mean(run["curves"]["oger/bonus_of_correct_std_in_group"] or 0)),
     "of the variance, %": lambda run: 100 * run["ranks"]["share"],
@@ -108,7 +108,8 @@ _LAST, _DRAWS = 2, 4000  # evaluations that count, and draws of a bootstrap
 
 
 def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
-    """Return the line of one finished run; of word problems with what a bonus did in training (bonus_ranks.py)."""
+    """Return the line of one finished run. On word problems its ``ranks`` say what a bonus did in training
+    (bonus_ranks.py)."""
     line = counted(folder, regime, arm, seed, "right", _right)
     return line | ({"ranks": bonus_ranks(groups_of(folder, class_of))} if regime == TEXT else {})
 
@@ -185,14 +186,15 @@ def table(records: list[Record], regime: str) -> str:
     samples = next(each["samples"] for each in records if each["regime"] == regime)
     ks = [k for k in KS if k <= samples]
     heads = [f"avg@{samples}", *(f"pass@{k}" for k in ks[1:])]
-    heads += ["entropy, end", *(STEP_HEADS if _scores_steps(regime) else TEXT_HEADS if regime == TEXT else ())]
+    further, further_cells = _further(regime)
+    heads += ["entropy, end", *further]
     lines = [f"| {REGIMES[regime]} | seeds | {' | '.join(heads)} |", "|" + "---|" * (2 + len(heads))]
     for arm in (name for name in ARMS if name in by_arm):
         runs = list(by_arm[arm].values())
         cells = [said(f"{regime} {arm} {k}", np.array([solved(each, k) for each in runs])) for k in ks]
         ends = [np.mean(each["curves"]["rollout/entropy"][-10:]) for each in runs if each["curves"]["rollout/entropy"]]
         cells.append(f"{np.mean(ends):.3f}" if ends else "")
-        cells += step_cells(runs) if _scores_steps(regime) else _text_cells(runs) if regime == TEXT else []
+        cells += further_cells(runs)
         lines.append(f"| {ARMS[arm]} | {len(runs)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -201,8 +203,17 @@ def _scores_steps(regime: str) -> bool:
     return regime.startswith("fair_steps")
 
 
+def _further(regime: str) -> tuple[Iterable[str], Callable[[Sequence[Record]], list[str]]]:
+    """Return the heads of the columns that only this kind of regime has, and what writes their cells of an arm."""
+    if _scores_steps(regime):
+        return STEP_HEADS, step_cells
+    if regime == TEXT:
+        return TEXT_HEADS, _text_cells
+    return (), lambda runs: []
+
+
 def _text_cells(runs: Sequence[Record]) -> list[str]:
-    """Write the columns of ``TEXT_HEADS``, means over runs; empty for a policy that was not trained."""
+    """Write an arm's cells under ``TEXT_HEADS``: means over its runs; empty for the policy before training."""
     trained = [each for each in runs if each["steps"]]
     return [f"{np.mean([value(each) for each in trained]):.2g}" if trained else "" for value in TEXT_HEADS.values()]
 
@@ -229,7 +240,7 @@ def said(name: str, *policies: Floats, form: str = "{:.1f}", unit: float = 100) 
 
 
 def compared(records: list[Record]) -> str:
-    """Write the registered comparisons as Markdown, a table for each block that has runs.
+    """Write the comparisons of ``COMPARED`` as Markdown, a table for each entry that has runs.
 
     p is of a paired t-test over seeds, then corrected for all comparisons of the block that have runs.
     """

@@ -72,8 +72,8 @@ def row(numbers: tuple[int, int, int], rng: random.Random) -> dict[str, Any]:
 
 
 def class_of(text: str, answer: str) -> str | None:
-    """Name a right solution by its sums and differences, whatever their order and that of a sum's numbers; None if it
-    is not right."""
+    """Return the sums and differences of a right solution, sorted, so that two solutions that take the same ones in
+    another order are equal; None if the solution is not right."""
     if verify_gsm8k(text, answer).score != 1:
         return None
     found = re.findall(r"(\d+)([+-])(\d+)", text)
