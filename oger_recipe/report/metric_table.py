@@ -59,8 +59,8 @@ TABLE: tuple[Metric, ...] = (
     _M("eval_{benchmark}_pass_at_{k}", LEARNING, "pass@k, held out", "share", _ANSWERS,
        "Unbiased estimate of the chance that at least one of k samples is right. For k = n it shows what the policy "
        "can reach at all.",
-       advice="A fall while avg@n rises means that the policy gets narrower: more teachers, a stronger bonus or a "
-       "lower learning rate keep variety."),
+       advice="A fall while avg@n rises means that the policy gets narrower: a lower actor.adam.lr, PPO's "
+       "clipping (--no-oger.loss_remove_clip) or a KL term (algo.kl) keeps more, docs/study/README.md."),
     _M("eval_{benchmark}_maj_at_{k}", LEARNING, "maj@k, held out", "share", _ANSWERS,
        "Share of problems whose most frequent answer among k samples is right; ties count in parts. Missing where "
        "right answers come without an extracted form."),
@@ -153,8 +153,8 @@ TABLE: tuple[Metric, ...] = (
        "oger.old_log_probs of_update it is of one rollout of each group.",
        healthy_text="no fixed range: compare with step 1. A fall to a third, or a steady rise, calls for a look; "
        "the run warns below a tenth and above twice the first steps (entropy_gone, entropy_growing)",
-       advice="A fall: a lower actor.adam.lr, more teachers, actor.entropy_coef or a higher "
-       "actor.eps_clip_low_high. A steady rise: a lower learning rate or entropy coefficient; read samples/."),
+       advice="A fall: a lower actor.adam.lr, a KL term (algo.kl), a higher actor.eps_clip_low_high, or a little "
+       "actor.entropy_coef. A steady rise: a lower learning rate or entropy coefficient; read samples/."),
     _M("entropy_loss", HEALTH, "entropy, trained rows", "nats a token", _TRAINED_TOKENS,
        "Mean entropy of the tokens, teachers' included; written where actor.entropy_coef is set. OpenRLHF's name: it "
        "is the entropy itself, which the loss takes off times the coefficient, and no loss."),
