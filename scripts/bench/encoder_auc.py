@@ -4,7 +4,8 @@ A problem has two kinds of right answers: the teacher's solution in other words,
 the second is farther from the teacher trajectories, within a problem. Countdown: the built-in teachers' texts on four
 numbers; operands that change places are the same solution. GSM8K (``--data FOLDER``, which holds
 gsm8k/example_model_solutions.jsonl): right answers of four models beside the data's own; those with its equations are
-the same. Then rank correlation with the first encoder within problems, and one thread's seconds for 256 of the texts.
+the same. Then rank correlation with the first encoder within problems, and one thread's seconds for 256 of the texts;
+and of GSM8K, what OGER's bonus would be in groups of the four models' answers.
 
 ``--encoder`` takes names and folders of sentence-transformers; NAME:3 keeps the first three layers.
 """
@@ -26,6 +27,7 @@ from oger_recipe.base.files import read_jsonl
 from oger_recipe.embedding.encoder import keep_layers, model_location
 from oger_recipe.embedding.settings import PACKAGED_MODEL
 from oger_recipe.evaluation.scores import auc, correlation, ranks
+from oger_recipe.lab.bonus_ranks import Group, bonus_ranks
 from oger_recipe.lab.countdown import Difficulty, generate_problems
 from oger_recipe.lab.countdown_problem import Expression, Problem, random_expression, steps
 from oger_recipe.lab.countdown_teachers import TEACHERS
@@ -102,6 +104,35 @@ def gsm8k(path: Path) -> Iterator[Answers]:
             yield Answers([row["ground_truth"]], texts, new)
 
 
+def groups(encode: Encode, path: Path) -> Iterator[Group]:
+    """Yields for each problem of GSM8K the models' answers as a group whose teacher is the data's own.
+
+    An answer earns R + D R: right or wrong, and its divergence from the teacher. That is OGER's reward (arXiv
+    2604.18530) with weight 1, for a policy without entropy.
+    """
+    rows = read_jsonl(path)
+    answers = [Answers([row["ground_truth"]], [row[model]["solution"] for model in MODELS], []) for row in rows]
+    for row, far in zip(rows, divergences(encode, answers), strict=True):
+        right = [bool(row[model]["is_correct"]) for model in MODELS]
+        named = [" ".join(equations(row[model]["solution"])) for model in MODELS]
+        rewards = [(1 + one) * is_right for one, is_right in zip(far, right, strict=True)]
+        classes = [name if is_right else None for name, is_right in zip(named, right, strict=True)]
+        yield list(zip(rewards, classes, strict=True)), {" ".join(equations(row["ground_truth"]))}
+
+
+def paid(found: list[Group]) -> str:
+    """Says what the bonus is in groups: its spread among right answers, and its part of the reward's variance."""
+    right = [[reward for reward, name in rollouts if name is not None] for rollouts, _ in found]
+    spread = statistics.fmean(statistics.pstdev(each) for each in right if len(each) > 1)
+    done = bonus_ranks(found)
+    (won, pairs), (rarer, of) = done["new"], done["rarer"]
+    return (
+        f"GSM8K, bonus of weight 1 in {len(found)} groups: spread {spread:.3f}, {done['share']:.2%} of the variance; "
+        f"a class that the teacher lacks earns more in {won / pairs:.0%} of {pairs} pairs, a rarer one in "
+        f"{rarer / of:.0%} of {of}; {done['several']:.0%} of the groups hold several"
+    )
+
+
 def divergences(encode: Encode, problems: list[Answers]) -> list[list[float]]:
     """Returns 1 - the mean cosine similarity to the problem's teachers, as the bonus takes it."""
     texts = list(dict.fromkeys(text for each in problems for text in [*each.teachers, *each.texts]))
@@ -176,10 +207,14 @@ def main() -> None:
             started = time.perf_counter()
             encode(timed)
             seconds.append(time.perf_counter() - started)
+        if args.data and name == args.encoder[0]:
+            bonus = paid(list(groups(encode, args.data / "gsm8k" / "example_model_solutions.jsonl")))
         results[name] = found | {"seconds": min(seconds)}
         print(
             f"| {name} | {' | '.join(f'{value:.3f}' for value in found.values())} | {min(seconds):.2f} |", flush=True
         )
+    if args.data:
+        print(f"\n{bonus}")
     if args.out:
         args.out.write_text(json.dumps(results, indent=2))
 
