@@ -282,8 +282,8 @@ ALARMS: dict[str, Alarm] = {
         "the mean of the recent steps is below a tenth of the first steps' mean",
         "Entropy falls wherever training works: in arXiv 2505.22617 the first 200 steps took 73 % of it and made "
         "76 % of the gain. Below a tenth hardly any gain is left.",
-        "A lower actor.adam.lr or a KL term (algo.kl) keeps variety; so may a higher actor.eps_clip_low_high, or "
-        "actor.entropy_coef in small steps",
+        "A lower actor.adam.lr or a KL term (algo.kl.init_coef) keeps variety; so may a higher "
+        "actor.eps_clip_low_high, or actor.entropy_coef in small steps",
         _entropy_gone,
     ),
     "entropy_growing": Alarm(
