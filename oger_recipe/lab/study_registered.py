@@ -108,8 +108,8 @@ _LAST, _DRAWS = 2, 4000  # evaluations that count, and draws of a bootstrap
 
 
 def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
-    """Return the line of one finished run. On word problems its ``ranks`` say what a bonus did in training
-    (bonus_ranks.py)."""
+    """Return the line of one finished run: its evaluations, and on word problems as ``ranks`` what ``bonus_ranks``
+    measures in its training."""
     line = counted(folder, regime, arm, seed, "right", _right)
     return line | ({"ranks": bonus_ranks(groups_of(folder, class_of))} if regime == TEXT else {})
 
@@ -204,7 +204,8 @@ def _scores_steps(regime: str) -> bool:
 
 
 def _further(regime: str) -> tuple[Iterable[str], Callable[[Sequence[Record]], list[str]]]:
-    """Return the heads of the columns that only this kind of regime has, and what writes their cells of an arm."""
+    """Return the heads of the columns that only this kind of regime has, and the function that writes an arm's cells
+    under them."""
     if _scores_steps(regime):
         return STEP_HEADS, step_cells
     if regime == TEXT:

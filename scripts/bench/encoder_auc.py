@@ -5,7 +5,7 @@ the second is farther from the teacher trajectories, within a problem. Countdown
 numbers; operands that change places are the same solution. GSM8K (``--data FOLDER``, which holds
 gsm8k/example_model_solutions.jsonl): right answers of four models beside the data's own; those with its equations are
 the same. Then rank correlation with the first encoder within problems, and one thread's seconds for 256 of the texts;
-and of GSM8K, what OGER's bonus would be in groups of the four models' answers.
+and what OGER's bonus by the first encoder would be in groups of the four models' answers to GSM8K.
 
 ``--encoder`` takes names and folders of sentence-transformers; NAME:3 keeps the first three layers.
 """
@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from sentence_transformers import SentenceTransformer
 
+from oger_recipe.algorithm.exploration import spread_within_groups
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.embedding.encoder import keep_layers, model_location
 from oger_recipe.embedding.settings import PACKAGED_MODEL
@@ -122,8 +123,8 @@ def groups(encode: Encode, path: Path) -> Iterator[Group]:
 
 def paid(found: list[Group]) -> str:
     """Says what the bonus is in groups: its spread among right answers, and its part of the reward's variance."""
-    right = [[reward for reward, name in rollouts if name is not None] for rollouts, _ in found]
-    spread = statistics.fmean(statistics.pstdev(each) for each in right if len(each) > 1)
+    rewards = torch.tensor([[reward for reward, _ in rollouts] for rollouts, _ in found])
+    spread = spread_within_groups(rewards, torch.tensor([[name is not None for _, name in each] for each, _ in found]))
     done = bonus_ranks(found)
     (won, pairs), (rarer, of) = done["new"], done["rarer"]
     return (
@@ -183,7 +184,8 @@ def main() -> None:
     torch.set_num_threads(1)
     sets = {"Countdown": list(countdown(args.problems))}
     if args.data:
-        sets["GSM8K"] = list(gsm8k(args.data / "gsm8k" / "example_model_solutions.jsonl"))
+        answers = args.data / "gsm8k" / "example_model_solutions.jsonl"
+        sets["GSM8K"] = list(gsm8k(answers))
     print(
         ", ".join(
             f"{name}: {len(each)} problems, {sum(len(one.texts) for one in each)} answers"
@@ -207,14 +209,12 @@ def main() -> None:
             started = time.perf_counter()
             encode(timed)
             seconds.append(time.perf_counter() - started)
-        if args.data and name == args.encoder[0]:
-            bonus = paid(list(groups(encode, args.data / "gsm8k" / "example_model_solutions.jsonl")))
         results[name] = found | {"seconds": min(seconds)}
         print(
             f"| {name} | {' | '.join(f'{value:.3f}' for value in found.values())} | {min(seconds):.2f} |", flush=True
         )
     if args.data:
-        print(f"\n{bonus}")
+        print(f"\n{paid(list(groups(load(args.encoder[0]), answers)))}")
     if args.out:
         args.out.write_text(json.dumps(results, indent=2))
 
