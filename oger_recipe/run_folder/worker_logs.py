@@ -54,17 +54,20 @@ def _role(log: Path) -> str | None:
 
 
 def keep(session_logs: Path, target: Path, job: str = "*") -> None:
-    """Append each worker's output, and then its errors, to ``<name>.log``; a run that is continued goes on there."""
+    """Append each worker's output, and then its errors, to ``<name>.log``; a run that is continued goes on there.
+
+    Ray's own logs are there even where nothing was written: the sentence on a part of Ray that died names them.
+    """
     of_workers: dict[str, list[Path]] = {}
     for pid, name in workers(session_logs, job).items():
         of_workers.setdefault(name, []).extend(outputs(session_logs, pid, job))
     of_ray = {name: [session_logs / file for file in files] for name, files in _RAYS_OWN.items()} if job == "*" else {}
     for name, paths in (of_workers | of_ray).items():
         for path in paths:
-            if path.exists() and path.stat().st_size:
-                with (
-                    (target / f"{name}.log").open("a", errors="replace") as log,
-                    path.open(errors="replace") as source,
-                ):
-                    log.write(f"== {path.name}\n")
-                    log.writelines(map(redactor(), source))
+            written = path.exists() and path.stat().st_size
+            if written or name in of_ray:
+                with (target / f"{name}.log").open("a", errors="replace") as log:
+                    log.write(f"== {path.name}{'' if written else ' (empty)'}\n")
+                    if written:
+                        with path.open(errors="replace") as source:
+                            log.writelines(map(redactor(), source))

@@ -246,32 +246,41 @@ def test_what_the_controller_refuses_is_said_as_it_is(run_dir: Path) -> None:
     assert said == str(bad)
 
 
-def test_a_ray_that_does_not_start_is_named_with_its_logs(run_dir: Path) -> None:
+@pytest.mark.parametrize(
+    "of_ray", ["The current node timed out during startup. This could", "Timed out waiting for file x"]
+)
+def test_a_ray_that_does_not_start_is_named_with_its_logs(of_ray: str, run_dir: Path) -> None:
     with Processes(os.getpid()) as processes:
-        said = why(Exception("The current node timed out during startup. This could"), processes, run_dir, run_dir)
+        said = why(RuntimeError(of_ray), processes, run_dir, run_dir)
     assert said.startswith("Ray itself did not start in time: this machine is busy; its log: ")
     assert said.endswith(f"{run_dir}/logs/raylet.log, {run_dir}/logs/gcs.log")
 
 
-def test_ray_has_time_to_start_as_long_as_none_of_its_parts_has_ended(tmp_path: Path, monkeypatch) -> None:
-    answers = [RuntimeError("not yet"), RuntimeError("not yet"), {"state": "ALIVE"}, RuntimeError("not yet")]
+@pytest.mark.parametrize("part", ["services.get_node", "node.wait_for_persisted_port"])
+def test_ray_has_time_to_start_as_long_as_none_of_its_parts_has_ended(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, name = part.split(".")
+    module = getattr(ray._private, where)
+    answers: list[RuntimeError | str] = [RuntimeError(), RuntimeError(), "there", RuntimeError()]
 
-    def get_node(*_: str) -> dict[str, str]:
+    def of_ray(folder: str, node: str, timeout_ms: int = 30000) -> str:
+        assert (timeout_ms < 30000) == (where == "node")  # it holds Python's lock for so long
         if isinstance(answer := answers.pop(0), RuntimeError):
             raise answer
         return answer
 
-    monkeypatch.setattr(ray._private.services, "get_node", get_node)
-    part = tmp_path / "raylet"
-    part.symlink_to("/bin/true")
+    monkeypatch.setattr(module, name, of_ray)
+    program = tmp_path / "raylet"
+    program.symlink_to("/bin/true")
     with start_ray._while_its_parts_live():
-        assert ray._private.services.get_node("address", "node") == {"state": "ALIVE"}
-        ended = subprocess.Popen([part])
+        assert getattr(module, name)("session", "node") == "there"
+        ended = subprocess.Popen([program])
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(RuntimeError):
-            ray._private.services.get_node("address", "node")
+            getattr(module, name)("session", "node")
     ended.wait()
-    assert ray._private.services.get_node is get_node
+    assert getattr(module, name) is of_ray
 
 
 def test_a_full_disk_is_one_sentence(run_dir: Path) -> None:
@@ -410,19 +419,20 @@ def test_a_signal_while_ray_starts_waits_for_ray(again: bool, forks: Forks) -> N
 
 
 KILLED = """
-import os, signal, sys, threading, time
+import sys, threading
 from pathlib import Path
+import ray
 from oger_recipe.base.errors import RunDied
 from oger_recipe.pipeline.driver import launch
-def kill():
-    while True:
-        for child in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
-            for pid in map(int, child.read_text().split()):
-                if Path(f"/proc/{pid}/comm").read_text() == "gcs_server\\n":
-                    time.sleep(0.3)
-                    return os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-threading.Thread(target=kill).start()
+of_ray, after = ray._private.services.start_gcs_server, float(sys.argv[2])
+def start(*args, **options):
+    started = of_ray(*args, **options)
+    if after:
+        threading.Timer(after, started.process.kill).start()
+    else:
+        started.process.kill()
+    return started
+ray._private.services.start_gcs_server = start
 try:
     launch.launch([], Path(sys.argv[1]), cpu=True, logical_gpus=1, verbose=True, environment={}, held=())
 except RunDied as died:
@@ -430,11 +440,16 @@ except RunDied as died:
 """
 
 
-def test_a_gcs_that_dies_while_ray_starts_is_named(run_dir: Path, forks: Forks) -> None:
-    """Ray's start stands in C++ then, and after a minute ends the process without a word."""
-    done = forks.run("-c", KILLED, str(run_dir))
-    log = f"{run_dir}/logs/gcs.log"
+@pytest.mark.parametrize("after", ["0", "0.3"])
+def test_a_gcs_that_dies_while_ray_starts_is_named(after: str, run_dir: Path, forks: Forks) -> None:
+    """Ray's start stands in C++ then, and after a minute ends the process without a word.
+
+    Before the GCS has opened its port, Ray would wait half a minute for it, and there is nothing in its log yet.
+    """
+    done = forks.run("-c", KILLED, str(run_dir), after)
+    log = run_dir / "logs" / "gcs.log"
     assert re.fullmatch(rf"Ray itself died \(gcs_server, pid \d+\) of SIGKILL; its log: {log}\n", done.stdout), done
+    assert "== gcs_server.out" in log.read_text()
 
 
 def test_of_an_actor_whose_process_was_not_seen_the_log_is_named(run_dir: Path) -> None:

@@ -22,7 +22,7 @@ _INTERVAL_S = 1.0
 _INTERRUPT = signal.SIGRTMIN  # within this process; nothing else uses it
 _FULL = 16 * 2**20  # bytes: a disk with less left is full
 _NO_SPACE = ("No space left on device", "PytorchStreamWriter failed writing")
-_NO_START = "The current node timed out during startup"
+_NO_START = ("The current node timed out during startup", "Timed out waiting for file")
 _ENGINE = "the engine"
 _NO_ENGINE = "Engine core initialization failed"
 _OF_ENGINE = re.compile(r"^\(EngineCore[^)]*\) ERROR .*?\] ([\w.]*(?:Error|Exception)\b.*)$", re.MULTILINE)
@@ -186,7 +186,7 @@ def why(error: BaseException, processes: Processes, session_logs: Path, run_dir:
         return dead.sentence(run_dir / "logs")
     if isinstance(raised, RecipeError):  # the controller's own decision
         return str(raised)
-    if _NO_START in str(raised):
+    if any(words in str(raised) for words in _NO_START):
         logs_of_ray = ", ".join(str(run_dir / "logs" / f"{part}.log") for part in ("raylet", "gcs"))
         return f"Ray itself did not start in time: this machine is busy; its log: {logs_of_ray}"
     logs = {pid: run_dir / "logs" / f"{name}.log" for pid, name in workers(session_logs).items()}

@@ -15,8 +15,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from oger_recipe.pipeline.driver.ray_parts import dead_part
 _CLEAR_UP_S = 30  # what the watcher may take
 _START_S = 300  # what Ray's node may take
 _LOOK_S = 0.5  # from one look at Ray's parts to the next, while it starts
+_PORT_MS = 1000  # what one look for the GCS's port may take
 _PREFIX, _HELD = "oger-", ".held"  # of a run's folder; the file in it whose lock a live run or its watcher holds
 
 
@@ -173,24 +175,27 @@ def _as_python(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _while_its_parts_live() -> Iterator[None]:
-    """While Ray starts, give its node minutes to register, unless GCS or raylet has ended. Ray gives it 30 seconds,
-    too few on a busy machine, and does not look whether these two live."""
-    of_ray, until = ray._private.services.get_node, time.monotonic() + _START_S
+    """While Ray starts, give its GCS minutes to open its port and its node minutes to register, unless GCS or raylet
+    has ended. Ray gives each 30 seconds, too few on a busy machine, and does not look whether the two live."""
+    services, node, until = ray._private.services, ray._private.node, time.monotonic() + _START_S
+    get_node, port = services.get_node, node.wait_for_persisted_port
 
-    def get_node(*args: Any) -> Any:
+    def patient(of_ray: Callable[..., Any], *args: Any, **options: Any) -> Any:
         while True:
             try:
-                return of_ray(*args)
+                return of_ray(*args, **options)
             except RuntimeError:  # it is not known yet
                 if dead_part(os.getpid()) or time.monotonic() > until:
                     raise
                 time.sleep(_LOOK_S)
 
-    ray._private.services.get_node = get_node
+    services.get_node = partial(patient, get_node)
+    # Short, as no other thread of this process runs meanwhile: Ray waits in C++ with Python's lock.
+    node.wait_for_persisted_port = partial(patient, port, timeout_ms=_PORT_MS)
     try:
         yield
     finally:
-        ray._private.services.get_node = of_ray
+        services.get_node, node.wait_for_persisted_port = get_node, port
 
 
 def _started(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:
