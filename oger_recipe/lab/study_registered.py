@@ -74,13 +74,15 @@ REGIMES = {
 }
 CURVES = (
     "rollout/solve_rate", "rollout/solve_none", "rollout/entropy", "rollout/response_length",
-    "oger/bonus_of_correct", "oger/bonus_of_correct_std_in_group", "rollout/steps", "reward/prm/step_mean",
+    "oger/bonus_of_correct", "oger/bonus_of_correct_std_in_group", "oger/replaced_correct", "rollout/steps",
+    "reward/prm/step_mean",
 )  # fmt: skip
 # Columns of the table of word problems -> what a run has there, of its training; bonus_ranks.py has the shares.
 TEXT_HEADS: dict[str, Callable[[Record], float]] = {
-    "bonus, spread in a group": lambda run: float(np.mean(run["curves"]["oger/bonus_of_correct_std_in_group"] or 0)),
+    "bonus, spread in a group": lambda run: _mean(run, "oger/bonus_of_correct_std_in_group"),
     "of the variance, %": lambda run: 100 * run["ranks"]["share"],
     "groups of several ways, %": lambda run: 100 * run["ranks"]["several"],
+    "right rollouts replaced, a step": lambda run: _mean(run, "oger/replaced_correct"),
 }
 KS = (1, 4, 8, 32)  # of pass@k, as far as there are samples; pass@1 is avg
 SHOWN_K = {"rivals_within_reach": 8}  # of the figure's pass@k; elsewhere it has avg
@@ -90,6 +92,7 @@ _STEPS = [
     *((f"{credit}_outcome", "outcome") for credit in ("min", "ahead", "sum")),
     *((f"{estimator}_outcome", f"{estimator}_rule") for estimator in ("appo", "tppo")),
 ]
+_TEXT_PAIRS = (("luffy", "grpo"), ("oger", "luffy"), ("luffy", "luffy_one"))
 COMPARED = {
     "A": [
         *((_IN, 8, "luffy", arm) for arm in ("grpo", "grpo_kl", "grpo_entropy", "grpo_low")),
@@ -99,7 +102,8 @@ COMPARED = {
         (_IN, 8, "luffy_low", "grpo_low"), (_IN, 8, "luffy_clip", "grpo"),
         (_OUT, 1, "oger_low", "sft_grpo"), (_OUT, 1, "oger_clip", "oger"),
     ],
-    "C": [(TEXT, 1, *pair) for pair in (("luffy", "grpo"), ("oger", "luffy"), ("luffy", "luffy_one"))],
+    "C": [(TEXT, 1, *pair) for pair in _TEXT_PAIRS],
+    "C, pass@8, not registered": [(TEXT, 8, *pair) for pair in _TEXT_PAIRS],
     "E": [("fair_steps_beyond_reach", 1, *pair) for pair in _STEPS],
     "E, within reach, not registered": [("fair_steps_within_reach", 1, *pair) for pair in _STEPS],
 }  # fmt: skip
@@ -217,6 +221,11 @@ def _text_cells(runs: Sequence[Record]) -> list[str]:
     """Write an arm's cells under ``TEXT_HEADS``: means over its runs; empty for the policy before training."""
     trained = [each for each in runs if each["steps"]]
     return [f"{np.mean([value(each) for each in trained]):.2g}" if trained else "" for value in TEXT_HEADS.values()]
+
+
+def _mean(run: Record, curve: str) -> float:
+    """Return a metric's mean over a run's steps; 0 where the run has none of it."""
+    return float(np.mean(run["curves"][curve] or 0))
 
 
 def overview(records: list[Record], k: int = 8) -> str:

@@ -313,16 +313,24 @@ def test_of_fewer_samples_there_are_fewer_columns():
 
 def test_of_word_problems_the_table_says_what_the_bonus_is():
     run = _rivals_run("oger", 40, {"30": [8]}, "word_problems")
-    run["curves"] |= {"oger/bonus_of_correct_std_in_group": [0.01, 0.03]}
+    run["curves"] |= {"oger/bonus_of_correct_std_in_group": [0.01, 0.03], "oger/replaced_correct": [5.0, 7.0]}
     other = run | {"seed": 41, "ranks": {"share": 0.03, "several": 0.75}}
-    other["curves"] = run["curves"] | {"oger/bonus_of_correct_std_in_group": []}  # no bonus: no curve
+    other["curves"] = run["curves"] | dict.fromkeys(run["curves"], [])  # no bonus, nothing replaced: no curve
     start = _rivals_run("start", 40, {"0": [0]}, "word_problems") | {"steps": 0}
     rows = _rows(
         study_registered.table([start, run | {"ranks": {"share": 0.01, "several": 0.25}}, other], "word_problems")
     )
-    # Of 0.02 and 0, 1 and 3 %, 25 and 75 %.
-    assert rows["OGER"][-3:] == ["0.01", "2", "50"]
-    assert rows["before training"][-3:] == ["", "", ""]
+    # Of 0.02 and 0, 1 and 3 %, 25 and 75 %, 6 and 0.
+    assert rows["OGER"][-4:] == ["0.01", "2", "50", "3"]
+    assert rows["before training"][-4:] == [""] * 4
+
+
+def test_of_word_problems_avg_and_pass_at_8_are_compared_each_in_a_table():
+    records = [_rivals_run("luffy", seed, {"30": [8]}, "word_problems") | {"samples": 8} for seed in (40, 41)]
+    records += [_rivals_run("grpo", seed, {"30": [0]}, "word_problems") | {"samples": 8} for seed in (40, 41)]
+    avg, pass_at_8 = study_registered.compared(records).split("\n\n")
+    assert list(_rows(avg)) == ["word problems, avg: LUFFY less GRPO"]
+    assert list(_rows(pass_at_8)) == ["word problems, pass@8: LUFFY less GRPO"]
 
 
 def test_a_run_on_word_problems_keeps_what_its_bonus_did(tmp_path: Path):
