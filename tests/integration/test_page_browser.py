@@ -323,6 +323,38 @@ def test_cursor_and_zoom_are_those_of_all_charts(visit):
     assert not reset.is_visible() and hover(norm, 0.02) == before
 
 
+def begins(tab: Any, section: str, low: float, high: float) -> None:
+    """Wait until the section begins so many pixels below the top of what is in view; fail if it does not."""
+    for _ in range(100):
+        y = tab.locator(f"#{section}").bounding_box()["y"]
+        if low <= y < high:
+            return
+        tab.wait_for_timeout(50)
+    raise AssertionError(f"{section} begins at {y}")
+
+
+@pytest.mark.parametrize("way", ["key", "link", "URL"])
+@pytest.mark.parametrize("name", ["calm", "wild"])
+def test_a_question_stays_in_place_while_the_samples_above_it_are_built(visit, name, way):
+    """They are built when the reader comes near; without any, their section shrinks to a line."""
+    tab = visit(name)
+    if way == "key":
+        tab.keyboard.press("5")
+    elif way == "link":
+        tab.locator("nav a[href='#recipe']").click()
+    else:
+        tab.goto(tab.url + "#recipe")
+        tab.reload()
+    begins(tab, "recipe", 0, 450)
+    tab.locator("#samples").get_by_text("Training", exact=True).and_(tab.locator("[aria-current=true]")).wait_for()
+    begins(tab, "recipe", 0, 450)
+    tab.mouse.wheel(0, -600)
+    begins(tab, "recipe", 450, 900)
+    tab.evaluate("document.getElementById('learning').style.paddingBottom = '50px'")
+    tab.wait_for_timeout(100)
+    assert tab.locator("#recipe").bounding_box()["y"] > 450, "the reader had moved on"
+
+
 def test_every_page_wide_shortcut_does_what_the_list_says(visit):
     tab = visit("calm")
     tab.keyboard.press("?")
@@ -336,7 +368,8 @@ def test_every_page_wide_shortcut_does_what_the_list_says(visit):
     sections = tab.locator("main > section").evaluate_all("(all) => all.map((each) => each.id)")
     for number, section in enumerate(sections, start=1):
         tab.keyboard.press(str(number))
-        assert 0 <= tab.locator(f"#{section}").bounding_box()["y"] < 450 or number == len(sections), section
+        if number < len(sections):
+            begins(tab, section, 0, 450)
     for key, before, after in (("t", "Theme: auto", "Theme: light"), ("s", "Smoothing: on", "Smoothing: off"),
                                ("x", "Over steps", "Over time")):  # fmt: skip
         assert tab.get_by_role("button", name=before).is_visible()

@@ -108,6 +108,23 @@ const Page = (() => {
     return observer;
   }
 
+  let going;
+
+  /* Scroll to the element with the id, if there is one. It stays in place while what stands above it is being built
+     and changes its height, until the reader acts. */
+  function goTo(id) {
+    const element = document.getElementById(id);
+    if (!element) return;
+    going?.disconnect();
+    going = new ResizeObserver(() => element.scrollIntoView());
+    going.observe(document.querySelector("main"));
+    element.scrollIntoView();
+    const arrived = () => going.disconnect();
+    for (const act of ["wheel", "pointerdown", "touchstart", "keydown"]) {
+      addEventListener(act, arrived, { capture: true, once: true, passive: true });
+    }
+  }
+
   // Colours and dashes of runs.
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -308,7 +325,8 @@ const Page = (() => {
     themeChanged.watch(label);
     label();
     const help = el("button", { type: "button", onclick: showShortcuts, "aria-label": "Keyboard shortcuts" }, "?");
-    const links = sections.map(({ id, question, link }) => el("a", { href: `#${id}` }, link ?? question));
+    const links = sections.map(({ id, question, link }) =>
+      el("a", { href: `#${id}`, onclick: () => goTo(id) }, link ?? question));
     const several = report.runs.length > 1;
     return el("header", {},
       el("div", { class: "bar" },
@@ -362,11 +380,11 @@ const Page = (() => {
     main.append(...elements);
     sections.forEach((section, position) => {
       build(section, elements[position]);
-      key(String(position + 1), `go to “${section.question}”`, () => elements[position].scrollIntoView());
+      key(String(position + 1), `go to “${section.question}”`, () => goTo(section.id));
     });
     const written = new Date(report.written * 1000).toLocaleString("en-GB");
     document.body.append(el("footer", { class: "muted" }, `Written ${written} by oger ${report.oger}.`));
-    document.getElementById(location.hash.slice(1).split("?")[0])?.scrollIntoView();
+    goTo(location.hash.slice(1).split("?")[0]);
     document.documentElement.dataset.ready = "";
   }
 
@@ -376,7 +394,7 @@ const Page = (() => {
   systemDark.addEventListener("change", applyTheme);
   document.addEventListener("DOMContentLoaded", start);
   return {
-    el, table, fold, foldOf, tip, swatch, key, whenSeen, load, remember, remembered,
+    el, table, fold, foldOf, tip, swatch, key, whenSeen, goTo, load, remember, remembered,
     last, sum, mean, number, score, signed, interval, duration, mainMetric, metricName, lastScores,
     css, colour, dash, isShown: (index) => shown.has(index),
     onTheme: themeChanged.watch, onRuns: runsChanged.watch,

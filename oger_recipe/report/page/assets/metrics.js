@@ -60,7 +60,7 @@
 
     filter();
     Page.key("m", "search the metrics", () => {
-      element.scrollIntoView();
+      Page.goTo(element.id);
       search.focus();
     });
     element.append(

@@ -56,7 +56,7 @@
 
     browser = current;
     const begin = () => arrive(place.state());
-    if (place.isLinked()) begin().then(() => element.scrollIntoView());
+    if (place.isLinked()) begin();
     else Page.whenSeen(element, begin);
   }
 
