@@ -178,6 +178,10 @@ rare() { # the keys of a second source, which pays right rollouts for a class th
     echo "--oger.reward.sources=[{\"name\":\"rule\",\"kind\":\"verifier\"},{\"name\":\"rare\",\"kind\":\"uniqueness\",$1}]"
 }
 
+train() { # its flags; a signal that ends this script ends the run, too
+    setpriv --pdeathsig TERM "$python" -m oger_recipe.cli.train "$@"
+}
+
 make_prm() { # for block E, of rollouts that arithmetic labels: seed 4 evaluates what seeds 0 to 3 teach
     local regime seed folder recipe made
     for regime in fair_steps_beyond_reach fair_steps_within_reach; do
@@ -185,14 +189,14 @@ make_prm() { # for block E, of rollouts that arithmetic labels: seed 4 evaluates
         for seed in 0 1 2 3 4; do
             folder="$STUDY_DIR/prm/$regime/$seed"
             [[ ! -f $folder.labels.jsonl ]] || continue
-            "$python" -m oger_recipe.cli.train --recipe "$recipe" --oger.run_dir "$folder" --train.seed "$seed" --overwrite \
+            train --recipe "$recipe" --oger.run_dir "$folder" --train.seed "$seed" --overwrite \
                 --algo.advantage.estimator rloo "$rule" --no-oger.val_after_train --eval.steps -1
             cat "$folder"/samples/*.jsonl >"$folder.rollouts.jsonl"
             "$python" -m oger_recipe.cli.main prm label --by countdown --recipe "$recipe" \
                 --responses "$folder.rollouts.jsonl" --out "$folder.labels.jsonl"
         done
     done
-    [[ -d $STUDY_DIR/prm/base/model ]] || "$python" -m oger_recipe.cli.train --recipe configs/study/fair_steps_beyond_reach.yaml \
+    [[ -d $STUDY_DIR/prm/base/model ]] || train --recipe configs/study/fair_steps_beyond_reach.yaml \
         --oger.run_dir "$STUDY_DIR/prm/base" --overwrite "${prm_base[@]}" --oger.total_training_steps 0 --ckpt.save_hf "$rule"
     [[ -d $prm ]] || "$python" -m oger_recipe.cli.main prm train --model "$STUDY_DIR/prm/base/model" --format trl --out "$prm" \
         --data "$STUDY_DIR"/prm/*/[0-3].labels.jsonl "${prm_training[@]}"
@@ -237,7 +241,7 @@ run_arm() { # regime arm seed
     echo "study: $1, $2, seed $3"
     # With --overwrite a run that was interrupted begins anew, once it is clear that it can.
     # shellcheck disable=SC2086 # several flags
-    "$python" -m oger_recipe.cli.train --recipe "configs/study/$1.yaml" --oger.run_dir "$folder" --train.seed "$3" \
+    train --recipe "configs/study/$1.yaml" --oger.run_dir "$folder" --train.seed "$3" \
         --overwrite $flags || code=$?
     if ((code == 0)); then
         "$python" -m "$report" has "$STUDY_DIR" "$@" || "$python" -m "$report" add "$STUDY_DIR" "$@"

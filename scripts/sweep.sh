@@ -37,14 +37,14 @@ run_of() { # value; its folder, in which no value leads out of the sweep's: / is
     name="${name//\//%2F}"
     printf '%s/%s' "$folder" "${name/#./%2E}"
 }
-train() { # value, flags...
+train() { # value, flags...; a signal that ends this script ends the run, too
     local value="$1" run more=()
     shift
     run="$(run_of "$value")"
     if [[ -z "$overwrite" ]] && grep -qs '"facts"' "$run"/checkpoints/global_step*.json; then # a whole manifest
         more+=(--ckpt.load_enable)
     fi
-    "$python" -m oger_recipe.cli.train "$@" "$flag=$value" --oger.run_dir "$run" ${more[@]+"${more[@]}"}
+    setpriv --pdeathsig TERM "$python" -m oger_recipe.cli.train "$@" "$flag=$value" --oger.run_dir "$run" ${more[@]+"${more[@]}"}
 }
 
 left=()

@@ -432,7 +432,7 @@ def test_train_oger_without_a_recipe_says_how_it_is_called() -> None:
 
 # Trains by leaving what a run leaves; the values in $REFUSED fail in a dry run, those in $FAIL after a checkpoint.
 TRAINS = r"""#!/usr/bin/env python3
-import json, os, pathlib, sys
+import json, os, pathlib, sys, time
 words = sys.argv[1:]
 with open(os.environ["NOTES"], "a") as notes:
     notes.write(json.dumps(words) + "\n")
@@ -444,6 +444,9 @@ if words[1] == "oger_recipe.cli.train":
     for name in ("checkpoints", "samples"):
         (run / name).mkdir(parents=True, exist_ok=True)
     (run / "samples" / "step_00001.jsonl").touch()
+    if os.environ.get("HANGS"):
+        pathlib.Path(os.environ["HANGS"]).write_text(str(os.getpid()))
+        time.sleep(60)
     (run / "checkpoints" / "global_step1.json").write_text(os.environ.get("MANIFEST", '{"facts": {}}'))
     if os.environ.get("METRICS"):
         (run / "metrics.jsonl").write_text("{}")
@@ -465,16 +468,21 @@ class Sweep:
         return self.script("sweep.sh", "--x.value", *words, **variables)
 
     def script(self, name: str, *words: str, **variables: str) -> tuple[int, str]:
+        begun = self.begin(name, *words, **variables)
+        output, _ = begun.communicate()
+        return begun.returncode, output
+
+    def begin(self, name: str, *words: str, **variables: str) -> subprocess.Popen[str]:
         environment = {"OGER_VENV": str(self.folder / "venv"), "NOTES": str(self.folder / "notes")}
         (self.folder / "notes").write_text("")
-        result = subprocess.run(
+        return subprocess.Popen(
             ["bash", str(ROOT / "scripts" / name), *words],
             env=os.environ | environment | {"SWEEP_DIR": "sweep"} | variables,
             cwd=self.folder,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
         )
-        return result.returncode, result.stdout + result.stderr
 
     def calls(self) -> list[list[str]]:
         """The words of every training, and of the drawing."""
@@ -549,6 +557,18 @@ def test_a_sweep_that_is_stopped_trains_no_further_value(sweep: Sweep, stopped: 
     assert code == int(stopped) and sweep.trained() == ["1"] and "failed" not in output
     code, _ = sweep.run("1", "2")
     assert code == 0 and sweep.trained() == ["1", "2"]
+
+
+@pytest.mark.parametrize("script", [("sweep.sh", "--x.value", "1"), ("study.sh",)], ids=lambda script: script[0])
+def test_a_script_that_is_killed_ends_its_run(sweep: Sweep, script: tuple[str, ...]) -> None:
+    hangs = sweep.folder / "hangs"
+    begun = sweep.begin(*script, HANGS=str(hangs), STUDY_DIR=str(sweep.folder / "study"))
+    while begun.poll() is None and not (hangs.exists() and hangs.read_text()):
+        time.sleep(0.05)
+    run = psutil.Process(int(hangs.read_text()))
+    begun.terminate()
+    assert begun.wait() == -signal.SIGTERM
+    run.wait(10)
 
 
 def test_no_value_of_a_sweep_leads_out_of_its_folder(sweep: Sweep) -> None:
